@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from nbguard.training.lint.rule import Rule
+from nbguard.training.lint.program import Rule
 from nbguard.training.lint.rules import MODULES
 
 PAGE = Path(__file__).resolve().parent / "guide" / "lint.md"

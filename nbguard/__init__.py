@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from nbguard.training.doctor.launch import diagnose_launch
     from nbguard.training.profiler.nonfinite.float32_layers import in_float32
     from nbguard.training.ranks.errors import launch_errors
-    from nbguard.training.ranks.load import load_ranks
+    from nbguard.training.ranks.flight_recorder import load_ranks
     from nbguard.training.ranks.watch import watch_ranks
     from nbguard.training.runs.applying import apply_record
     from nbguard.training.runs.comparing import compare
@@ -89,11 +89,11 @@ _HOMES = {
     "last_fit": "nbguard.frontend.notebook.profile",
     "in_float32": "nbguard.training.profiler.nonfinite.float32_layers",
     "install": "nbguard.frontend.jobs.install",
-    "job_report": "nbguard.frontend.jobs.folder",
+    "job_report": "nbguard.frontend.jobs.failures",
     "launch_errors": "nbguard.training.ranks.errors",
     "live_moment": "nbguard.memory.snapshots.save",
     "live_snapshot": "nbguard.memory.snapshots.save",
-    "load_ranks": "nbguard.training.ranks.load",
+    "load_ranks": "nbguard.training.ranks.flight_recorder",
     "load_snapshot": "nbguard.memory.allocator.snapshot.read",
     "notices": "nbguard.frontend.notebook.session",
     "predict": "nbguard.frontend.notebook.predictions",

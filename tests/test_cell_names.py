@@ -12,7 +12,7 @@ from nbguard.cell_names import cell_names
 from nbguard.memory.cells.name_watch import _unbound_by
 from nbguard.memory.scan.oom.names import names_in
 from nbguard.memory.scan.roots.registries import Cells
-from nbguard.training.prediction.code.cell import names_bound
+from nbguard.training.prediction.cell import names_bound
 from nbguard.training.runs.analysis.cell_seeds import cells_behind
 
 _BINDS = [

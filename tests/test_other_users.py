@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.training.ranks.job_folder import job_folder, leave
-from nbguard.training.ranks.rank_file import RankFile
+from nbguard.training.ranks.rank_file import RankFile, job_folder, leave
 from tests.other_users import ATTACKER, ROOT, VICTIM, file_of, folder_of, link_of, needs_root, run_as
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="users and permissions of POSIX")
@@ -116,7 +115,7 @@ def test_a_folder_that_is_squatted_is_not_used(
     assert names_in(runtime) == []
 
 
-_FOLDER = "from nbguard.training.ranks.job_folder import job_folder, leave"
+_FOLDER = "from nbguard.training.ranks.rank_file import job_folder, leave"
 _TRIED = """
 try:
     open_board(Rank(0, 2)).release()
@@ -361,7 +360,7 @@ def test_the_link_of_a_job_that_was_killed_is_swept(tmp_path: Path, runtime: Pat
 
 # --- files that are written -------------------------------------------------------------------------------------------------
 
-_SINKS = "import importlib.metadata, prometheus_client\nfrom nbguard.training.profiler.sinks import open_sink, prometheus"
+_SINKS = "import importlib.metadata, prometheus_client\nfrom nbguard.training.profiler.sinks import open_sink"
 _WRITERS = {
     "a run record": (
         "from nbguard.training.runs.comparing import save_record\nfrom tests.runs.records import run",

@@ -13,8 +13,7 @@ from typing import Any
 
 from nbguard.errors import NbguardError
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot
-from nbguard.memory.snapshots.diagnosis import diagnosis_of, refusals_of
-from nbguard.memory.snapshots.diagnosis_view import refused, saved_blocks
+from nbguard.memory.snapshots.diagnosis import diagnosis_of, refusals_of, refused, saved_blocks
 from nbguard.memory.snapshots.load import load_named
 from nbguard.memory.snapshots.moment import At, RecordedHistory, moment_diff
 from nbguard.memory.snapshots.report import report_of

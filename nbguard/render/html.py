@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from nbguard.render.markup import Html, join, style_sheet, tag, with_code
-from nbguard.render.words import NAME, SENTENCE, clean
+from nbguard.render.markup import NAME, SENTENCE, Html, clean, join, style_sheet, tag, with_code
 from nbguard.texts import Host, Text, form
 
 # --- Blocks of words and figures that every result is made of, the same for text and HTML. Nothing in them is escaped.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nbguard.render.markup import Html, tag
-from nbguard.render.words import clean
+from nbguard.render.markup import Html, clean, tag
 from nbguard.units import KiB, format_bytes, signed
 
 WIDTH = 860

@@ -13,7 +13,7 @@ from nbguard.memory.allocator.model.driver import SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.allocator.model.state import copy
 from nbguard.memory.core.facts import Block, DeviceFacts, Segment
-from nbguard.memory.core.segments.requests import Room
+from nbguard.memory.core.requests import Room
 from tests.allocator.test_properties import STREAMS, Program
 from tests.thorough import examples
 

@@ -13,9 +13,9 @@ from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.cleanup.plan.promises import freed_by
 from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.device_view import holder_row
 from nbguard.memory.core.facts import Graph, Target
 from nbguard.memory.core.references.holders import Holder
-from nbguard.memory.core.views.device import holder_row
 from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_facts, make_graph
 from nbguard.units import MiB

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.memory.core.facts import Segment
-from nbguard.memory.core.segments.fragmentation import by_pool, fragmentation, free_runs, left_in_segments, returnable_part
+from nbguard.memory.core.fragmentation import by_pool, fragmentation, free_runs, left_in_segments, returnable_part
 from nbguard.testing import make_segment
 
 MiB = 1024**2

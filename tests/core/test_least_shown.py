@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.memory.core.finding import least_of_rows
+from nbguard.memory.core.advice import least_of_rows
 from nbguard.units import MiB
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from nbguard.memory.cleanup.plan.cheapest import cheapest_release
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Block, DeviceFacts, Facts, Graph, Node, PoolId, Root, Segment, StorageFact
+from nbguard.memory.core.fragmentation import by_pool, fragmentation, unit_pages
+from nbguard.memory.core.pinning import BlockHolders, pinners, pins_of_holders, units
 from nbguard.memory.core.references.holders import holdings
-from nbguard.memory.core.segments.fragmentation import by_pool, fragmentation, unit_pages
-from nbguard.memory.core.segments.pinning import BlockHolders, pinners, pins_of_holders, units
-from nbguard.memory.core.segments.requests import Room
+from nbguard.memory.core.requests import Room
 from nbguard.memory.reports.memory_map import STRANDED, build_map
 from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment

@@ -17,8 +17,7 @@ from torch import nn
 
 from nbguard.memory.room.airbag import Airbag, airbag_now
 from nbguard.memory.room.device import HostReserve
-from nbguard.memory.room.spill_watch import switch, watch_now
-from nbguard.memory.room.valve import bring_back, relieve
+from nbguard.memory.room.spill_watch import bring_back, relieve, switch, watch_now
 from nbguard.memory.scan.devices.segments import listed_segments
 from nbguard.memory.scan.scan import Notebook
 

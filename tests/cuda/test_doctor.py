@@ -144,7 +144,7 @@ def test_what_is_converted_to_onnx_is_in_host_memory(fake_cuda_run: Callable[...
     fake_cuda_run(
         _PRELUDE
         + """
-from nbguard.training.doctor.export.onnx import _on_the_host
+from nbguard.training.doctor.export.trial import _on_the_host
 program = torch.export.export(nn.Linear(4, 2).cuda(), (torch.ones(3, 4, device="cuda"),))
 moved = _on_the_host(program)
 tensors = (*moved.state_dict.values(), *moved.example_inputs[0])

@@ -330,7 +330,7 @@ def test_what_is_in_use_is_the_users_where_it_is_read(fake_cuda_run: Callable[..
     fake_cuda_run(
         _PRELUDE
         + """
-from nbguard.training.profiler.instruments.memory.timeline import MemoryWatch
+from nbguard.training.profiler.instruments.timeline import MemoryWatch
 model = nn.Linear(4, 1).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 loader = torch.utils.data.DataLoader(torch.zeros(4 * 150, 4), batch_size=4)

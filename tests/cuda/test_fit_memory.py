@@ -17,8 +17,8 @@ _PRELUDE = """
 import dataclasses, json, torch
 from torch import nn
 from nbguard.memory.core.facts import Unavailable
-from nbguard.training.profiler.analysis.memory.growth import memory_report
-from nbguard.training.profiler.instruments.memory.timeline import MemoryWatch
+from nbguard.training.profiler.analysis.memory_growth import memory_report
+from nbguard.training.profiler.instruments.timeline import MemoryWatch
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 

@@ -17,7 +17,7 @@ from nbguard.training.doctor.analysis.diagnosis import (
     variable_checks,
 )
 from nbguard.training.doctor.analysis.gpu_checks import gpu_checks, machine_checks, toolkit_checks
-from nbguard.training.doctor.analysis.learner_checks import LearnerFacts, learner_checks
+from nbguard.training.doctor.analysis.seed_checks import LearnerFacts, learner_checks
 from nbguard.units import GiB
 
 TORCH = TorchFacts(

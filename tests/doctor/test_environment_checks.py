@@ -20,7 +20,7 @@ from nbguard.training.doctor.analysis.diagnosis import (
     ToolkitFacts,
 )
 from nbguard.training.doctor.analysis.gpu_checks import runs_on
-from nbguard.training.doctor.analysis.learner_checks import LearnerFacts, LoaderSettings, PrecisionFacts
+from nbguard.training.doctor.analysis.seed_checks import LearnerFacts, LoaderSettings, PrecisionFacts
 from nbguard.units import GiB, MiB
 from tests.doctor.environments import HEALTHY, checks, environment, findings
 

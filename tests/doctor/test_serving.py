@@ -19,7 +19,7 @@ from nbguard.errors import NbguardError
 from nbguard.frontend.cli import main
 from nbguard.texts import form
 from nbguard.training.doctor.analysis.diagnosis import Check
-from nbguard.training.doctor.analysis.serving import CallTimes, latency_check
+from nbguard.training.doctor.analysis.export import CallTimes, latency_check
 from nbguard.training.doctor.determinism.batch import trial_batch
 from nbguard.training.doctor.export.failures import is_inner
 from nbguard.training.doctor.export.surroundings import preprocessing

@@ -14,7 +14,7 @@ from nbguard.memory.allocator.replay.replay import replay
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar, parse_snapshot
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
-from nbguard.memory.core.segments.fragmentation import Fragmentation, fragmentation
+from nbguard.memory.core.fragmentation import Fragmentation, fragmentation
 from nbguard.memory.reports.report import DeviceReport, build_report
 from nbguard.memory.scan.devices.segments import read_segments
 from tests.gpu.recording import LARGEST_SET, SCHEMA, Json, load_all, unpacked

@@ -20,7 +20,7 @@ from torch import nn
 import nbguard
 from nbguard.memory.room.airbag import airbag_now
 from nbguard.memory.room.garage import garage_now
-from nbguard.memory.room.valve import relieve
+from nbguard.memory.room.spill_watch import relieve
 from nbguard.memory.scan.scan import Notebook
 from nbguard.training.survive import pieces
 from nbguard.units import MiB, format_bytes

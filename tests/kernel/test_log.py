@@ -88,9 +88,8 @@ def test_a_live_log_that_fails_in_its_thread_is_said_once_and_the_others_go_on(k
     kernel.run(f"%nbguard log prometheus:{tmp_path}/gpu.prom csv:{tmp_path}/cells.csv --every 0.02").ok()
     kernel.run("""
 import threading, time
-from nbguard.training.profiler.sinks import prometheus
+from nbguard.training.profiler.sinks import PrometheusSink as sink
 def fails(*_): raise ZeroDivisionError("not ours")
-sink = prometheus.PrometheusSink
 before, sink.log = sink.log, fails
 thread = next(each for each in threading.enumerate() if each.name == "nbguard log")
 limit = time.monotonic() + 60

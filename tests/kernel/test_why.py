@@ -40,7 +40,7 @@ def test_the_first_line_says_who_keeps_it_and_how_it_goes(notebook: Kernel, name
     first = notebook.run(f"%gpumem why {name} -o found").ok().text.splitlines()[0]
     lines, frees, sentence = notebook.value(
         "([line.command for line in found.release], found.released, "
-        "__import__('nbguard.memory.core.views.device', fromlist=['x']).why_sentence(found))"
+        "__import__('nbguard.memory.core.device_view', fromlist=['x']).why_sentence(found))"
     )
 
     assert first == sentence.replace("`", "")

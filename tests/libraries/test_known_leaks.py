@@ -18,7 +18,7 @@ from torch import nn
 
 import nbguard
 from nbguard.libraries import KnownLeak, known_leaks
-from nbguard.memory.core.finding import Finding
+from nbguard.memory.core.advice import Finding
 from nbguard.memory.scan import libraries
 
 _BYTES = 4 * 2000 * 2000

@@ -12,8 +12,7 @@ import pytest
 
 from nbguard.errors import NbguardError
 from nbguard.frontend.cli import main
-from nbguard.training.lint.lint import check, lint, selected
-from nbguard.training.lint.report import LintFinding, LintReport, as_github
+from nbguard.training.lint.lint import LintFinding, LintReport, as_github, check, lint, selected
 from nbguard.training.lint.rules import RULES
 from nbguard.training.lint.source import read_source
 

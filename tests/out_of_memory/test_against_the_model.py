@@ -15,7 +15,7 @@ from nbguard.memory.cleanup.plan.parking import default_plan
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import AllocatorStats, Block, Facts, Graph, Node, PoolFact, Root, StorageFact
 from nbguard.memory.core.oom_facts import OomFact
-from nbguard.memory.core.segments.requests import segment_size
+from nbguard.memory.core.requests import segment_size
 from nbguard.memory.out_of_memory.card import OomCard, build_card
 from nbguard.memory.out_of_memory.failed_request import FailedRequest
 from nbguard.memory.out_of_memory.rerun import VERDICT_TEXTS

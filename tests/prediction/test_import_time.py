@@ -39,7 +39,7 @@ def test_an_import_that_fails_leaves_imports_as_they_were() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import nbguard.training.prediction.code.script",
+        "import nbguard.training.prediction.script",
         'import nbguard, torch\nwith nbguard.simulate("T4"): torch.nn.Linear(2, 2)(torch.ones(1, 2))',
     ],
     ids=["prediction", "simulation"],

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.errors import NbguardError
-from nbguard.training.prediction.largest_batch import _search
 from nbguard.training.prediction.predict import predict
 from nbguard.training.prediction.prediction import LargestBatch, _largest
+from nbguard.training.prediction.savings import _search
 from tests.prediction.fits import make
 
 

@@ -12,10 +12,9 @@ from torch import nn
 
 from nbguard.errors import UnpredictableError
 from nbguard.training.prediction.fits.learner_fit import LearnerSource
-from nbguard.training.prediction.largest_batch import largest_batch
 from nbguard.training.prediction.predict import predict, tracer_of
 from nbguard.training.prediction.prediction import Prediction
-from nbguard.training.prediction.savings.savings import loss_in_parts, of_model, savings
+from nbguard.training.prediction.savings import largest_batch, loss_in_parts, of_model, savings
 from tests.prediction.fits import make
 from tests.thorough import spread
 

@@ -12,8 +12,8 @@ import torch
 
 from nbguard.errors import UnpredictableError
 from nbguard.frontend.cli import main
-from nbguard.training.prediction.code.script import predict_script
 from nbguard.training.prediction.prediction import Prediction
+from nbguard.training.prediction.script import predict_script
 
 LOOP = """
 import torch

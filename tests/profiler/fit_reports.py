@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nbguard.memory.core.facts import Unavailable
-from nbguard.training.profiler.analysis.loader.slowest import StoragePace
 from nbguard.training.profiler.analysis.report import (
     Category,
     Comparison,
@@ -28,6 +27,7 @@ from nbguard.training.profiler.analysis.report import (
     Timing,
     WorkerTrial,
 )
+from nbguard.training.profiler.analysis.slowest import StoragePace
 from nbguard.training.profiler.analysis.time import phase_log
 
 MiB = 1024**2

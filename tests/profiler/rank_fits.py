@@ -31,13 +31,13 @@ from nbguard.training.profiler.analysis.ranks import rank_report
 from nbguard.training.profiler.analysis.report import RankRow
 from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
-from nbguard.training.profiler.distributed.ranks import RankWatch, pulse_of
+from nbguard.training.profiler.instruments.rank_watch import RankWatch, pulse_of
 from nbguard.training.profiler.record.learner_loop import LearnerLoop
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 from nbguard.training.ranks.job_board import open_board
-from nbguard.training.ranks.job_folder import job_folder
 from nbguard.training.ranks.rank import current_rank
+from nbguard.training.ranks.rank_file import job_folder
 
 WORLD = 2
 WORLDS = {"sharded": 4}  # of fits with more ranks

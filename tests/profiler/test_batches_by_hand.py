@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.batches import divide
+from nbguard.training.profiler.record.log import SampleSchedule
 from nbguard.training.profiler.record.recorder import Event, Recorder
-from nbguard.training.profiler.record.sampling import SampleSchedule
 from tests.profiler.loops import BATCH, drawn, model, torch_loader, train
 from tests.profiler.recording import recording
 from tests.profiler.test_look_schedule import looked_at

@@ -14,7 +14,8 @@ from fastai.basics import Callback, nn
 
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.report import FitFinding, FitReport, MemoryReport
-from nbguard.training.profiler.instruments.memory import growth, timeline
+from nbguard.training.profiler.instruments import growth_watch as growth
+from nbguard.training.profiler.instruments import timeline
 from tests.kernels import Zygote
 from tests.profiler.loops import BATCH, learner, quiet_fit, torch_loader, train
 

@@ -12,7 +12,7 @@ import torch
 
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.report import FitFinding
-from nbguard.training.profiler.instruments.memory import growth
+from nbguard.training.profiler.instruments import growth_watch as growth
 
 HEAD = """
 import torch

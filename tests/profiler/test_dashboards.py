@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
+from nbguard.frontend.notebook.listeners.memory_log import cell_figures, reading_figures
 from nbguard.memory.core.facts import Block, Counted, DeviceFacts, Reading, Segment
 from nbguard.memory.reports.cell_ledger import CellRecord, DeviceChange, Share
 from nbguard.training.profiler.analysis.compare import figures
-from nbguard.training.profiler.analysis.memory.cell_log import cell_figures, reading_figures
 from nbguard.training.profiler.analysis.report import FitReport
 from nbguard.training.profiler.sinks import open_sink
 from tests.kernels import wait_until

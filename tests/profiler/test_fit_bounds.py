@@ -13,7 +13,7 @@ from fastai.basics import Callback, nn
 
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.fit_report import build_fit_report
-from nbguard.training.profiler.analysis.memory.growth import MemoryObservations
+from nbguard.training.profiler.analysis.memory_growth import MemoryObservations
 from nbguard.training.profiler.analysis.observations import FitObservations
 from nbguard.training.profiler.analysis.report import FitReport
 from tests.profiler.loops import drawn, learner, loaders, model, quiet_fit, torch_loader, train

@@ -14,8 +14,7 @@ from torch.func import functional_call, grad
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from nbguard.training.profiler.checks.retained_graphs import RetainWatch, retained_finding
-from nbguard.training.profiler.checks.unused_graphs import UnusedGraphWatch, unused_findings
+from nbguard.training.profiler.checks.graphs import RetainWatch, UnusedGraphWatch, retained_finding, unused_findings
 from tests.profiler.recording import recording
 
 BATCH, WIDTH = 64, 32

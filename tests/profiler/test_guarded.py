@@ -240,17 +240,17 @@ AFTER_THE_FIT = [
     "nbguard.training.profiler.profile.least_kept",
     "nbguard.training.profiler.profile._tune",
     "nbguard.training.profiler.profile.keep",
-    "nbguard.training.profiler.distributed.ranks.RankWatch.exchange",
-    "nbguard.training.profiler.distributed.ranks.RankWatch.stop",
+    "nbguard.training.profiler.instruments.rank_watch.RankWatch.exchange",
+    "nbguard.training.profiler.instruments.rank_watch.RankWatch.stop",
     "nbguard.training.profiler.profile.write_json",
     "nbguard.training.profiler.profile.Outputs.write",
     *(
         f"nbguard.training.profiler.{place}.{action}"
         for place in (
             "instruments.instruments.Subject",
-            "instruments.loader.watch.LoaderWatch",
+            "instruments.loader_watch.LoaderWatch",
             "instruments.instruments.GpuWatch",
-            "instruments.memory.timeline.MemoryWatch",
+            "instruments.timeline.MemoryWatch",
             "instruments.stack_sampler.OverheadWatch",
             "nonfinite.nonfinite.FiniteWatch",
         )

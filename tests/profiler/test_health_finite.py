@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from nbguard.errors import StoppedAtNaN
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.nonfinite import NotFinite, nan_findings
-from nbguard.training.profiler.nonfinite.loss_history import LossHistory
+from nbguard.training.profiler.nonfinite.device_losses import LossHistory
 from nbguard.training.profiler.nonfinite.nonfinite import FiniteWatch
 from tests.profiler.recording import generators, recording, seed
 

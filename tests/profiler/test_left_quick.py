@@ -10,7 +10,7 @@ import pytest
 from fastai.basics import Callback
 
 from nbguard.frontend.notebook.profile import profile_fit
-from nbguard.training.profiler.instruments.memory import growth
+from nbguard.training.profiler.instruments import growth_watch as growth
 from tests.profiler.loops import learner, quiet_fit, torch_loader, train
 
 pytestmark = pytest.mark.skipif(

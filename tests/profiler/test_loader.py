@@ -26,10 +26,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, datal
 from torch.utils.data._utils import fetch, worker
 
 from nbguard.frontend.notebook.profile import profile_fit
-from nbguard.training.profiler.analysis.loader.slowest import PythonRows, reading, slowest, training_loader
-from nbguard.training.profiler.instruments.loader import loader_facts as own_memory
-from nbguard.training.profiler.instruments.loader.fetching import BytesRead, FetchTimer, ReadMeter
-from nbguard.training.profiler.instruments.loader.watch import LoaderWatch
+from nbguard.training.profiler.analysis.slowest import PythonRows, reading, slowest, training_loader
+from nbguard.training.profiler.instruments import loader_watch as own_memory
+from nbguard.training.profiler.instruments.fetching import BytesRead, FetchTimer, ReadMeter
+from nbguard.training.profiler.instruments.loader_watch import LoaderWatch
 from nbguard.units import MiB
 from tests.profiler.recording import recording
 from tests.profiler.sleepy_rows import SLEEP, SleepyRows
@@ -408,7 +408,7 @@ def test_workers_that_outlive_the_profile_take_the_clock_away() -> None:
     loader = torch_loader(Rows(look), 1, persistent_workers=True)
     with watched():
         fit(loader)
-        assert where.value.endswith(b"nbguard/training/profiler/instruments/loader/watch.py")
+        assert where.value.endswith(b"nbguard/training/profiler/instruments/loader_watch.py")
     fit(loader, epochs=2)
     assert where.value.endswith(b"torch/utils/data/_utils/fetch.py")
 

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import nbguard
 from nbguard.render.text import blocks_text
-from nbguard.training.profiler.analysis.loader.slowest import (
+from nbguard.training.profiler.analysis.report import FitReport
+from nbguard.training.profiler.analysis.slowest import (
     FetchCall,
     FetchFacts,
     FetchFunction,
@@ -25,7 +26,6 @@ from nbguard.training.profiler.analysis.loader.slowest import (
     file_work,
     loader_parts,
 )
-from nbguard.training.profiler.analysis.report import FitReport
 from nbguard.units import format_bytes
 
 _PACKAGES = "/lib/python3/site-packages"

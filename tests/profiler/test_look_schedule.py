@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.training.profiler.record.sampling import SampleSchedule
+from nbguard.training.profiler.record.log import SampleSchedule
 
 
 def looked_at(schedule: SampleSchedule, first: int, last: int) -> list[int]:

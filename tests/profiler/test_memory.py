@@ -16,14 +16,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import nbguard
 from nbguard.memory.core.facts import Unavailable
-from nbguard.training.profiler.analysis.memory.growth import Level, MemoryObservations, growth_finding, memory_report
+from nbguard.training.profiler.analysis.memory_growth import Level, MemoryObservations, growth_finding, memory_report
 from nbguard.training.profiler.analysis.report import Growth, MemoryReport
 from nbguard.training.profiler.analysis.time import phase_log
-from nbguard.training.profiler.instruments.memory import growth as growth_watch
-from nbguard.training.profiler.instruments.memory import timeline
-from nbguard.training.profiler.instruments.memory.categories import OlderStorages
-from nbguard.training.profiler.instruments.memory.counters import HeapCounter, SimulatedCounter
-from nbguard.training.profiler.instruments.memory.timeline import MOST_POINTS, LevelHistory, MemoryWatch
+from nbguard.training.profiler.instruments import growth_watch, timeline
+from nbguard.training.profiler.instruments.memory_counters import HeapCounter, OlderStorages, SimulatedCounter
+from nbguard.training.profiler.instruments.timeline import MOST_POINTS, LevelHistory, MemoryWatch
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 from nbguard.units import KiB, MiB

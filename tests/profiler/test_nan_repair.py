@@ -13,8 +13,8 @@ from torch import nn
 from nbguard.errors import NbguardError
 from nbguard.training.profiler.analysis.nonfinite import nan_findings
 from nbguard.training.profiler.nonfinite.float32_layers import in_float32
-from nbguard.training.profiler.nonfinite.nan_repair import finite_copy, nan_repair
 from nbguard.training.profiler.nonfinite.nonfinite import FiniteWatch
+from nbguard.training.profiler.nonfinite.origin import finite_copy, nan_repair
 from tests.doctor.untouched import fingerprint
 from tests.profiler.recording import recording
 

@@ -25,7 +25,7 @@ from nbguard.memory.core.facts import Unavailable
 from nbguard.plain_data import Within
 from nbguard.render.text import blocks_text
 from nbguard.training.profiler.analysis.fit_report import build_fit_report
-from nbguard.training.profiler.analysis.memory.growth import MemoryObservations
+from nbguard.training.profiler.analysis.memory_growth import MemoryObservations
 from nbguard.training.profiler.analysis.observations import FitObservations
 from nbguard.training.profiler.analysis.time.batches import divide
 from nbguard.training.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog

@@ -14,7 +14,7 @@ from fastai.basics import Callback, CrossEntropyLossFlat, DataLoaders, Learner, 
 
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.report import FitFinding, FitReport, MemoryReport
-from nbguard.training.profiler.instruments.memory import growth
+from nbguard.training.profiler.instruments import growth_watch as growth
 
 BATCH = 4
 WIDTH = 256

@@ -23,7 +23,7 @@ from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.nonfinite import nan_findings
 from nbguard.training.profiler.analysis.operations import FailedOperation
 from nbguard.training.profiler.nonfinite.nonfinite import FiniteWatch
-from nbguard.training.profiler.nonfinite.operations.replay import StepReplay
+from nbguard.training.profiler.nonfinite.operation_replay import StepReplay
 from tests.profiler.recording import generators, recording, seed
 
 AT = 9
@@ -592,7 +592,7 @@ def test_nothing_of_the_step_is_kept(monkeypatch: pytest.MonkeyPatch, loss_of: L
             super()._keep(pattern, result)
             kept.extend(weakref.ref(tensor) for tensor in self._slots.values())
 
-    monkeypatch.setattr("nbguard.training.profiler.nonfinite.operations.operation_search.StepReplay", Noted)
+    monkeypatch.setattr("nbguard.training.profiler.nonfinite.operation_search.StepReplay", Noted)
     gc.disable()
     try:
         Watched(lambda: loop(net(), loss_of, data(0.5, 2.0 if loss_of is acos else 0.0)))
@@ -826,7 +826,7 @@ def test_no_more_is_computed_again_than_there_is_time_for(monkeypatch: pytest.Mo
         return now[0]
 
     monkeypatch.setattr(StepReplay, "_keep", keep)
-    monkeypatch.setattr("nbguard.training.profiler.nonfinite.operations.replay.time.monotonic", clock)
+    monkeypatch.setattr("nbguard.training.profiler.nonfinite.operation_replay.time.monotonic", clock)
     seed()
     fit = Watched(lambda: loop(net(), masked_sqrt, data(0.5, 0.0)))
 

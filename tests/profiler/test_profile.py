@@ -146,7 +146,7 @@ def test_tuning_workers_leaves_no_trace() -> None:
 
 
 def test_a_simulated_device_counts_the_memory_of_a_fit() -> None:
-    from nbguard.training.profiler.instruments.memory.counters import SimulatedCounter
+    from nbguard.training.profiler.instruments.memory_counters import SimulatedCounter
 
     net = model()
     with nbguard.simulate("1GiB") as simulation:

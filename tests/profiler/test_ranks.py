@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from nbguard.memory.allocator.model.settings import parse_version
-from nbguard.training.profiler.analysis.gradient_sums import GradientSums, sums_finding
+from nbguard.training.profiler.analysis.ranks import GradientSums, sums_finding
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow
 from tests.profiler.rank_fits import BATCHES, CHECKED, WAIT
 
@@ -254,7 +254,7 @@ def test_a_fit_that_accelerate_launches_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_program_of_one_process_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbguard.training.profiler.distributed.ranks import RankWatch
+    from nbguard.training.profiler.instruments.rank_watch import RankWatch
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
@@ -267,7 +267,7 @@ def test_a_program_of_one_process_is_no_rank(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_beat_costs_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    from nbguard.training.profiler.distributed.ranks import RankLiveness, pulse_of
+    from nbguard.training.profiler.instruments.rank_watch import RankLiveness, pulse_of
     from nbguard.training.ranks.job_board import open_board
     from nbguard.training.ranks.rank import Rank
 
@@ -291,8 +291,7 @@ def test_a_beat_costs_next_to_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_killed_jobs_have_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbguard.training.ranks.job_folder import job_folder, leave
-    from nbguard.training.ranks.rank_file import RankFile
+    from nbguard.training.ranks.rank_file import RankFile, job_folder, leave
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])

@@ -19,10 +19,10 @@ import pytest
 
 import nbguard
 from nbguard.errors import NbguardError
+from nbguard.frontend.notebook.listeners.memory_log import cell_figures, reading_figures
 from nbguard.memory.core.facts import Block, Counted, DeviceFacts, Reading, Segment
 from nbguard.memory.reports.cell_ledger import CellRecord, DeviceChange, Share
 from nbguard.training.profiler.analysis.compare import figures, summary
-from nbguard.training.profiler.analysis.memory.cell_log import cell_figures, reading_figures
 from nbguard.training.profiler.analysis.report import (
     EpochRow,
     FitFinding,
@@ -35,8 +35,7 @@ from nbguard.training.profiler.analysis.report import (
     Timing,
 )
 from nbguard.training.profiler.analysis.time import phase_log
-from nbguard.training.profiler.sinks import open_sink
-from nbguard.training.profiler.sinks.sink import own_random
+from nbguard.training.profiler.sinks import open_sink, own_random
 from nbguard.training.runs.analysis.record import RunRecord
 from nbguard.training.runs.comparing import compare, record_of
 from tests.runs.records import run

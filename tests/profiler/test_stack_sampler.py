@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nbguard.frontend.notebook.profile import profile_fit
-from nbguard.training.profiler.instruments.loader.fetching import FetchTimer
+from nbguard.training.profiler.instruments.fetching import FetchTimer
 from nbguard.training.profiler.instruments.stack_sampler import StackSampler, _pause_after
 from tests.profiler.loops import model, torch_loader
 from tests.profiler.recording import recording

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from nbguard.memory.scan.devices.host import usable_cores
 from nbguard.training.profiler.analysis.fit_report import FitAnalysis
-from nbguard.training.profiler.analysis.loader.verdict import LoaderRun, without_tried
+from nbguard.training.profiler.analysis.loader_verdict import LoaderRun, without_tried
 from nbguard.training.profiler.analysis.observations import FitObservations
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.profile import FitProfile

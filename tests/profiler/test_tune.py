@@ -18,9 +18,9 @@ import torch
 from fastai.data.core import TfmdDL, Transform
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from nbguard.training.profiler.analysis.loader.verdict import WorkerTuning
+from nbguard.training.profiler.analysis.loader_verdict import WorkerTuning
 from nbguard.training.profiler.analysis.report import WorkerTrial
-from nbguard.training.profiler.instruments.loader.tune import tune
+from nbguard.training.profiler.instruments.tune import tune
 
 MS = 1_000_000
 SHORT = 0.15

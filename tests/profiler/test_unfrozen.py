@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbguard.frontend.notebook.profile import profile_fit
-from nbguard.training.profiler.analysis.memory.growth import MemoryObservations, Unfrozen, unfrozen_finding
+from nbguard.training.profiler.analysis.memory_growth import MemoryObservations, Unfrozen, unfrozen_finding
 from nbguard.training.profiler.analysis.report import FitFinding
-from nbguard.training.profiler.instruments.memory import timeline
+from nbguard.training.profiler.instruments import timeline
 from nbguard.units import MiB
 
 pytestmark = pytest.mark.usefixtures("_reads_at_any_cost")

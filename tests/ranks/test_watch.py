@@ -11,14 +11,13 @@ import pytest
 
 import nbguard
 from nbguard.errors import NbguardError
-from nbguard.training.profiler.distributed.ranks import RankLiveness
+from nbguard.training.profiler.instruments.rank_watch import RankLiveness
 from nbguard.training.ranks import job_board
 from nbguard.training.ranks.analysis.facts import CollectiveCall
 from nbguard.training.ranks.call_hook import KEPT, NUMBERS
 from nbguard.training.ranks.job_board import open_board
-from nbguard.training.ranks.job_folder import leave
 from nbguard.training.ranks.rank import Rank
-from nbguard.training.ranks.rank_file import RankFile
+from nbguard.training.ranks.rank_file import RankFile, leave
 
 
 @pytest.fixture

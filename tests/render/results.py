@@ -5,26 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nbguard import replay, what_if
-from nbguard.frontend.cluster.analysis import (
-    Answer,
-    EngineCleanup,
-    EngineDevice,
-    EngineMemory,
-    EnginesCleanup,
-    report_of,
-)
+from nbguard.frontend.cluster.analysis import Answer, EngineCleanup, EngineDevice, EngineMemory, EnginesCleanup, report_of
 from nbguard.frontend.gpu_leaks.results import GpuLeaks, HeldMemory, MemoryOfTest
 from nbguard.frontend.jobs.failures import JobFailure, RankFailure
 from nbguard.frontend.mcp.access import AssistantAccess, OpenKernel, OpenKernels, WaitingPlan
+from nbguard.frontend.notebook.listeners.memory_log import MemoryLogState
 from nbguard.memory.allocator.replay.replay import Difference, FileReplay
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.advice import release_names
 from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import Recording
 from nbguard.memory.core.gpu_models import GpuReading, Gpus
 from nbguard.memory.core.processes import Zombies
-from nbguard.memory.core.recording import Recording
 from nbguard.memory.core.references.explain import explain
 from nbguard.memory.core.simulated import SimulationState
 from nbguard.memory.reports.memory_map import build_map
@@ -43,10 +37,9 @@ from nbguard.memory.snapshots.save import SnapshotFiles
 from nbguard.memory.snapshots.whatif import WhatIfs
 from nbguard.render.result import Result
 from nbguard.training.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
-from nbguard.training.doctor.analysis.serving import RepairedModel
+from nbguard.training.doctor.analysis.export import RepairedModel
 from nbguard.training.doctor.analysis.step_trace import Deterministic, StepTimes
-from nbguard.training.lint.report import LintFinding, LintReport
-from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
+from nbguard.training.lint.lint import LintFinding, LintReport
 from nbguard.training.profiler.analysis.nonfinite import NanRepair, Origin
 from nbguard.training.profiler.analysis.operations import Float32Trial
 from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankPlace

@@ -7,8 +7,8 @@ from html import escape
 
 import pytest
 
+from nbguard.memory.core.device_view import cell_line
 from nbguard.memory.core.simulated import Simulated, SimulationState
-from nbguard.memory.core.views.device import cell_line
 from nbguard.testing import make_segment
 from tests.render.test_render import _golden
 

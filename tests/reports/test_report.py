@@ -11,10 +11,10 @@ import pytest
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.device_view import holder_rows
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Facts, LearnerFact, NvmlFacts, PoolFact, ProcessFact, Target
 from nbguard.memory.core.processes import Identity
 from nbguard.memory.core.references.explain import explain
-from nbguard.memory.core.views.device import holder_rows
 from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 

@@ -158,7 +158,7 @@ import gc
 idle, fit = [Net().cuda() for _ in range(2)], nn.Linear(4096, 4096).cuda()
 nbguard.airbag('512MiB'); nbguard.budget('400MiB')
 from nbguard.memory.room.airbag import airbag_now
-from nbguard.memory.room.valve import relieve
+from nbguard.memory.room.spill_watch import relieve
 from nbguard.memory.scan.scan import Notebook
 big = mib(400)
 rest = mib(30)

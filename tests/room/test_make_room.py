@@ -100,7 +100,7 @@ def test_expandable_segments_do_it_themselves(on_device: Callable[..., Any]) -> 
 _NO_PLACE = """
 from nbguard.memory.cleanup.apply.parking import park_left
 from nbguard.memory.room.device import CudaDevice, Traveller
-from nbguard.memory.room.moving import move_out_and_back
+from nbguard.memory.room.make_room import move_out_and_back
 teeth = comb(15)
 for number, t in enumerate(teeth): sign(t, number)
 signs = [signature(t) for t in teeth]

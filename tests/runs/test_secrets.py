@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.training.runs.analysis.secrets import HIDDEN, is_secret_name, without_secrets
+from nbguard.training.runs.analysis.source import HIDDEN, is_secret_name, without_secrets
 
 _RANDOM = "pQ7xK2vN9sLw4Rt8Zb1Yc6Ud3Fe5Hg0J"
 

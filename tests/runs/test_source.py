@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.training.runs.analysis.secrets import HIDDEN
-from nbguard.training.runs.analysis.source import clean_source
+from nbguard.training.runs.analysis.source import HIDDEN, clean_source
 
 _SECRETS = ("hunter2xY", "correct horse", "s3cr3t-Value", "pa/ss+w0rd")
 

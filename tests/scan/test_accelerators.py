@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from nbguard.memory.core.segments.fragmentation import fragmentation
+from nbguard.memory.core.fragmentation import fragmentation
 from nbguard.memory.scan.devices import cuda
 from nbguard.memory.scan.devices.cuda import AmdReader, accelerator_facts
 from nbguard.memory.scan.devices.nvml import NvmlReader, group_limit, group_limits, service_limit, unmatched

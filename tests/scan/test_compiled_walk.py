@@ -16,7 +16,7 @@ import torch
 
 from nbguard.memory.scan.heap import native
 from nbguard.memory.scan.heap.kinds import Kinds
-from nbguard.memory.scan.outside.holders import _upwards
+from nbguard.memory.scan.outside.region import _upwards
 from tests.scan.heaps import graph_of, hostile_heap, random_heap, uninitialised, walk_of, walked_by
 from tests.thorough import examples
 

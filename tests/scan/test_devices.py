@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nbguard.memory.core.segments.fragmentation import fragmentation
+from nbguard.memory.core.fragmentation import fragmentation
 from nbguard.memory.scan.devices import cuda
 from nbguard.memory.scan.devices.nvml import NvmlReader
 

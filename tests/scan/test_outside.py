@@ -295,8 +295,8 @@ def test_in_a_heap_of_millions_holders_are_followed_less_far_and_nothing_else_ch
     library.kept = [torch.ones(50_000)]
     for _ in range(3):
         library.kept = [itertools.repeat(library.kept), itertools.repeat(library.kept)]
-    monkeypatch.setattr("nbguard.memory.scan.outside.holders._FEWEST_PASSES", 1)
-    monkeypatch.setattr("nbguard.memory.scan.outside.holders._MOST_OBJECTS", most)
+    monkeypatch.setattr("nbguard.memory.scan.outside.region._FEWEST_PASSES", 1)
+    monkeypatch.setattr("nbguard.memory.scan.outside.region._MOST_OBJECTS", most)
 
     rows = {row.label: row.retained for row in holders(scan(Notebook(None, {})).facts.graph)}
 

@@ -16,7 +16,7 @@ import nbguard
 from nbguard.memory.core.simulated import DEVICE
 from nbguard.memory.room.airbag import airbag_now
 from nbguard.memory.room.garage import garage_now
-from nbguard.memory.room.valve import relieve
+from nbguard.memory.room.spill_watch import relieve
 from nbguard.memory.scan.parked import PARKED
 from nbguard.memory.scan.scan import Notebook
 from nbguard.memory.simulation.simulation import SimulatedCudaOutOfMemoryError, Simulation
@@ -252,7 +252,7 @@ def test_the_same_happens_as_on_a_device(sim: Simulation, fake_cuda_run: Callabl
 import json, torch, nbguard
 from torch.cuda import empty_cache
 from nbguard.memory.room.airbag import airbag_now
-from nbguard.memory.room.valve import relieve
+from nbguard.memory.room.spill_watch import relieve
 from nbguard.memory.scan.scan import Notebook
 torch.set_default_device("cuda")
 from tests.simulation.test_room import comb, mib

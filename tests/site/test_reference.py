@@ -10,8 +10,8 @@ import pytest
 
 import nbguard
 from nbguard.frontend.cli import TERMINAL
+from nbguard.frontend.notebook.magics.command_line import MagicGrammar
 from nbguard.frontend.notebook.magics.gpumem import GRAMMAR as GPUMEM
-from nbguard.frontend.notebook.magics.grammar import MagicGrammar
 from nbguard.frontend.notebook.magics.switch import GRAMMAR as NBGUARD
 from tests.programs import docs_program
 from tests.site.pages import DOCS, ROOT, blocks, files

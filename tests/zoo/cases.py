@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SHOWS_SMALL = '__import__("nbguard.memory.core.finding", fromlist=["MiB"]).__dict__.update(MiB=1, _PART=1 << 40)'
+SHOWS_SMALL = '__import__("nbguard.memory.core.advice", fromlist=["MiB"]).__dict__.update(MiB=1, _PART=1 << 40)'
 """Has nbguard show small holders, too: the models of the zoo have 10 KiB."""
 
 PRELUDE = (

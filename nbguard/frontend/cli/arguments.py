@@ -20,7 +20,7 @@ from nbguard.frontend.arguments import (
     add_two_snapshots,
     device_number,
 )
-from nbguard.frontend.cli import commands, files, lint, run
+from nbguard.frontend.cli import commands, files
 from nbguard.frontend.cli.terminal import show
 from nbguard.frontend.grammar import Add, Grammar, LineParser, Word
 
@@ -172,13 +172,13 @@ def _add_doctor(command: argparse.ArgumentParser) -> None:
 
 def _add_lint(command: argparse.ArgumentParser) -> None:
     command.add_argument("files", nargs="+", metavar="FILE", help="scripts, notebooks, and folders of them")
-    command.add_argument("--select", metavar="CODES", type=lint.codes, help="rules whose codes begin so: NBG1,NBG404 (all)")
-    command.add_argument("--ignore", metavar="CODES", type=lint.codes, help="rules that are left out")
+    command.add_argument("--select", metavar="CODES", type=commands.codes, help="rules whose codes begin so: NBG1,NBG404 (all)")
+    command.add_argument("--ignore", metavar="CODES", type=commands.codes, help="rules that are left out")
     command.add_argument("--fix", action="store_true", help="repair lines where the repair is certain")
     formats = "text, json, or for GitHub's marks (github) and for code scanning (sarif)"
-    command.add_argument("--output-format", choices=lint.FORMATS, default="text", metavar="FORMAT", help=formats)
+    command.add_argument("--output-format", choices=commands.FORMATS, default="text", metavar="FORMAT", help=formats)
     command.add_argument("--json", action="store_const", const="json", dest="output_format", help="as --output-format json")
-    command.set_defaults(run=lint.lint)
+    command.set_defaults(run=commands.lint)
 
 
 def _add_predict(command: argparse.ArgumentParser) -> None:
@@ -203,7 +203,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--report", metavar="DIR", help="the folder for reports of processes that failed")
     command.usage = "nbguard run [-h] [--report DIR] SCRIPT|-m MODULE [ARG ...]"
     command.epilog = "Its exit status, traceback and output are as under python SCRIPT."
-    command.set_defaults(run=run.run)
+    command.set_defaults(run=commands.run)
 
 
 def _add_report(command: argparse.ArgumentParser) -> None:
@@ -211,7 +211,7 @@ def _add_report(command: argparse.ArgumentParser) -> None:
         "folder", metavar="DIR", help="as in `nbguard run --report DIR train.py` or `nbguard.install(report=DIR)`"
     )
     _add_json(command)
-    command.set_defaults(run=run.report)
+    command.set_defaults(run=commands.report)
 
 
 def _add_profile(command: argparse.ArgumentParser) -> None:

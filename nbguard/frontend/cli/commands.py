@@ -1,4 +1,4 @@
-"""Commands on this machine, its notebooks, and scripts that train."""
+"""Commands on this machine, its notebooks, and scripts: looked at, run, or predicted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,142 @@ from nbguard.frontend.cli.terminal import show, show_blocks, show_json, show_res
 from nbguard.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from nbguard.training.prediction.code.script import Made
+    from nbguard.training.prediction.script import Made
+import importlib.machinery
+import io
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+
+from nbguard.files import unreadable
+from nbguard.frontend.cli.terminal import say
+
+# --- Commands that run a script with an out-of-memory card at its end, and that show the reports of a job's ranks
+
+
+def run(options: argparse.Namespace) -> Callable[[], int]:
+    """Return the function that runs a script or a module as `python` does; errors of its own are not for us to catch."""
+    from nbguard.frontend.jobs.install import install
+
+    if options.script:
+        try:
+            with io.open_code(options.script) if Path(options.script).is_file() else os.scandir(options.script):
+                pass
+        except OSError as error:
+            raise NbguardError(unreadable(options.script, error)) from None
+    install(options.report)
+    return lambda: _run(options)
+
+
+def report(options: argparse.Namespace) -> int:
+    """Show the failures of a job's ranks; return 1 where one ran out of memory."""
+    from nbguard.frontend.jobs.folder import job_report
+
+    job = job_report(options.folder)
+    show_result(job, as_json=options.json)
+    return int(bool(job.ran_out))
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run it, and leave its errors to Python, which calls the hooks and sets the exit status."""
+    from nbguard.frontend.jobs.install import chain
+
+    try:
+        _execute(options.script or "", options.module or "", options.arguments)
+    except SystemExit:
+        raise
+    except BaseException:
+        chain()
+        sys.excepthook = _without_ours(sys.excepthook)
+        raise
+    return 0
+
+
+def _execute(script: str, module: str, arguments: list[str]) -> None:
+    main = sys.modules["__main__"] = _fresh_main()
+    if module:
+        sys.argv = ["-m", *arguments]
+        _first_on_path(str(Path.cwd()))
+        runpy._run_module_as_main(module)  # type: ignore[attr-defined]
+        return
+    sys.argv = [script, *arguments]
+    if not Path(script).is_file():  # a folder or an archive with a __main__
+        _first_on_path(str(Path(script).absolute()))
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
+    file = str(Path(script).absolute())
+    _first_on_path(str(Path(script).resolve().parent))
+    main.__file__ = file
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", file)
+    with io.open_code(file) as source:
+        code = compile(source.read(), file, "exec", dont_inherit=True)
+    exec(code, vars(main))  # noqa: S102 - the user's script, as asked
+
+
+def _fresh_main() -> ModuleType:
+    """Return an empty `__main__` with the names that Python itself puts into one."""
+    main = ModuleType("__main__")
+    ours = vars(sys.modules["__main__"])
+    if "__cached__" in ours:
+        main.__cached__ = None  # type: ignore[attr-defined]
+    if "__annotations__" in ours:  # Python before 3.14
+        main.__annotations__ = {}
+    main.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
+    return main
+
+
+def _first_on_path(place: str) -> None:
+    """Put a place in front of `sys.path`, for nbguard's own; Python puts none there where it was told so (`-P`, `-I`)."""
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        sys.path[0] = place
+
+
+def _without_ours(hook: Callable[..., object]) -> Callable[..., object]:
+    """Return the hook for tracebacks that begin with the script, as they do without nbguard."""
+
+    def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        while trace is not None and trace.tb_frame.f_code is not _execute.__code__:
+            trace = trace.tb_next
+        own = trace.tb_next if trace is not None else error.__traceback__
+        hook(kind, error.with_traceback(own), own)
+
+    return shown
+
+
+# --- The command that looks for leaks and slow lines in the source of scripts and notebooks
+
+
+FORMATS = ("text", "json", "github", "sarif")
+"""Forms of the output."""
+
+
+def codes(text: str) -> list[str]:
+    """Read codes of rules, or their beginnings, with commas between them."""
+    return [code for code in text.replace(" ", "").split(",") if code]
+
+
+def lint(options: argparse.Namespace) -> int:
+    """Look at scripts and notebooks; return 1 where there are findings, 2 where a file cannot be used."""
+    from nbguard.training.lint.lint import as_github, as_sarif, selected
+    from nbguard.training.lint.lint import lint as looked
+    from nbguard.training.lint.rules import RULES
+
+    report, errors = looked(options.files, selected(options.select or (), options.ignore or ()), fix=options.fix)
+    if options.output_format == "github":
+        show(as_github(report), end="\n" if report.findings else "")
+    elif options.output_format == "sarif":
+        show(as_sarif(report, nbguard.__version__, {rule.code: (rule.name, rule.description) for rule in RULES}))
+    else:
+        show_result(report, as_json=options.output_format == "json")
+    for line in (*errors, *report.left_out):
+        say(line)
+    return 2 if errors else int(bool(report.findings))
+
+
+# --- commands
+
 
 _STATUS = {"problem": 3, "advice": 1}
 """Exit status of `doctor` by the severity of the gravest finding; a note is no reason to fail.
@@ -33,7 +168,7 @@ def startup(options: argparse.Namespace) -> int:
 
 def predict(options: argparse.Namespace) -> int:
     """Predict the first fit of a script; return 0 where it fits or no GPU was named, 1 where it may not fit on one."""
-    from nbguard.training.prediction.code.source import parsed
+    from nbguard.training.prediction.script_source import parsed
     from nbguard.training.prediction.speed import prices_of
 
     parsed(Path(options.script))
@@ -47,7 +182,7 @@ def predict(options: argparse.Namespace) -> int:
 
         report = fit_report_of(options.time)
     try:  # all that can be wrong in the line is known by now: this takes seconds
-        from nbguard.training.prediction.code.script import predict_script
+        from nbguard.training.prediction.script import predict_script
     except ImportError:
         raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
     with shown_stages():
@@ -65,8 +200,8 @@ def predict(options: argparse.Namespace) -> int:
 def doctor(options: argparse.Namespace) -> int:
     """Diagnose this environment, and a script's model. PyTorch is imported, unless that would end the process."""
     from nbguard.training.doctor.analysis.diagnosis import chosen
-    from nbguard.training.doctor.analysis.serving import OF_A_MODEL, is_asked
-    from nbguard.training.prediction.code.source import refuse_wrong_target
+    from nbguard.training.doctor.analysis.export import OF_A_MODEL, is_asked
+    from nbguard.training.prediction.script_source import refuse_wrong_target
 
     if options.target:
         refuse_wrong_target(options.target)
@@ -105,7 +240,7 @@ def _made(target: str | None) -> Made | None:
     if not target:
         return None
     try:
-        from nbguard.training.prediction.code.script import made_by
+        from nbguard.training.prediction.script import made_by
     except ImportError:
         raise NbguardError("PyTorch is not installed here, so there is no model to try") from None
     return made_by(target)
@@ -156,8 +291,7 @@ def mcp(options: argparse.Namespace) -> int:
         if not Path(folder).is_dir():
             raise NbguardError(f"{folder} is not a folder")
     try:
-        from nbguard.frontend.mcp.file_tools import ServerPermissions
-        from nbguard.frontend.mcp.server import serve
+        from nbguard.frontend.mcp.file_tools import ServerPermissions, serve
     except ImportError as error:
         missing = str(error.name).partition(".")[0]
         raise NbguardError(f"the server needs the package {missing}: run  pip install 'nbguard[mcp]'  and try again") from None

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from nbguard.memory.core import advice
-from nbguard.memory.core.finding import Finding
+from nbguard.memory.core.advice import Finding
 from nbguard.plain_data import Within, from_plain
 from nbguard.render.html import Block, Line, Listing, Table, TableRow, Title
+from nbguard.render.markup import clean, numbered
 from nbguard.render.result import Result
-from nbguard.render.words import clean, numbered
 from nbguard.units import counted, format_bytes
 
 AnswerKind: TypeAlias = Literal["answered", "busy", "not there", "failed"]

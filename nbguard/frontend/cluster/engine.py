@@ -23,7 +23,7 @@ from nbguard.frontend.cluster.analysis import (
     report_of,
 )
 from nbguard.memory.scan.heap.kinds import name_of
-from nbguard.render.words import clean
+from nbguard.render.markup import clean
 from nbguard.training.ranks.errors import error_words
 
 

@@ -11,8 +11,8 @@ from nbguard.errors import DamagedDataError, RankFactsError
 from nbguard.memory.out_of_memory.card import OomCard, answer
 from nbguard.plain_data import Within, from_plain
 from nbguard.render.html import Block, Listing, Title
+from nbguard.render.markup import clean, numbered
 from nbguard.render.result import SCHEMA, Result
-from nbguard.render.words import clean, numbered
 from nbguard.texts import capitalised
 from nbguard.training.ranks.analysis.facts import MOST_RANKS, ranks_words
 from nbguard.training.ranks.analysis.launch_errors import LaunchErrors, RankError, rank_table

@@ -119,6 +119,6 @@ def show_released(outcome: Outcome, cell: int) -> None:
 
 def show_simulated(before: Simulated, after: Simulated, cell: int) -> None:
     """Show what a cell did to the simulated device, in a line."""
-    from nbguard.memory.core.views.device import cell_line
+    from nbguard.memory.core.device_view import cell_line
 
     show_sentence(cell_line(before, after, cell))

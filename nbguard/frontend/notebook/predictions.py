@@ -17,7 +17,7 @@ from nbguard.units import format_bytes, format_column, unit_of
 
 if TYPE_CHECKING:
     from nbguard.training.prediction.prediction import CellPrediction, ChangeKind, GpuComparison, Prediction, Saving
-    from nbguard.training.prediction.savings.savings import Change
+    from nbguard.training.prediction.savings import Change
     from nbguard.training.prediction.speed import MeasuredFit, Precision
     from nbguard.training.profiler.analysis.report import FitReport, Remedy, RemedyKind
 
@@ -296,9 +296,9 @@ def _savings(source: str, namespace: dict[str, Any], seconds: float) -> tuple[in
     import torch
 
     from nbguard.memory.allocator.model.settings import parse_version
-    from nbguard.training.prediction.code.cell import fits_of_cell
+    from nbguard.training.prediction.cell import fits_of_cell
     from nbguard.training.prediction.predict import tracer_of
-    from nbguard.training.prediction.savings.savings import savings
+    from nbguard.training.prediction.savings import savings
 
     fits = fits_of_cell(source, namespace)
     if len(fits) != 1:
@@ -374,7 +374,7 @@ def batch_of_cell(code: str, namespace: dict[str, Any], seconds: float) -> tuple
 
     None where the cell has another number of fits, or none could be predicted in `seconds`.
     """
-    from nbguard.training.prediction.code.cell import fits_of_cell
+    from nbguard.training.prediction.cell import fits_of_cell
     from nbguard.training.prediction.fitting_batch import largest_in_time
     from nbguard.training.prediction.predict import tracer_of
 

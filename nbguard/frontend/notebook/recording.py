@@ -8,11 +8,10 @@ from nbguard.errors import NbguardError
 from nbguard.frontend.notebook.display import show_record, show_sentence
 
 if TYPE_CHECKING:
-    from nbguard.frontend.notebook.listeners.memory_log import MemoryLog
+    from nbguard.frontend.notebook.listeners.memory_log import MemoryLog, MemoryLogState
     from nbguard.memory.cells.hooks import Hooks
     from nbguard.memory.cells.name_watch import Ledger
     from nbguard.memory.reports.cell_ledger import History
-    from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
 
 _NOTHING_YET = (
     "nothing is recorded yet; `%nbguard on` records each cell's change of the memory, `%gpumem cells on` also shows "
@@ -73,7 +72,7 @@ class CellRecording:
     @property
     def log_state(self) -> MemoryLogState:
         """Return where the memory is logged."""
-        from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
+        from nbguard.frontend.notebook.listeners.memory_log import MemoryLogState
 
         return MemoryLogState() if self._log is None else self._log.state
 

@@ -17,8 +17,8 @@ from nbguard.processor_time import thread_time_ns
 
 if TYPE_CHECKING:
     from nbguard.frontend.notebook.assistants import AssistantSwitch
+    from nbguard.frontend.notebook.listeners.airbag import PredictedFits
     from nbguard.frontend.notebook.listeners.oom_card import OomWatch
-    from nbguard.frontend.notebook.listeners.predicted_fits import PredictedFits
     from nbguard.frontend.notebook.listeners.saved_pictures import SavedPictures, ShownSidebar
     from nbguard.frontend.notebook.profile import CellProfile
     from nbguard.frontend.sidebar.hub.hub import Hub
@@ -228,7 +228,7 @@ class Session:
     def _watch_predicted_fits(self) -> None:
         """Tell the outcome after each fit that was predicted on the device."""
         if self._predicted is None:
-            from nbguard.frontend.notebook.listeners.predicted_fits import PredictedFits
+            from nbguard.frontend.notebook.listeners.airbag import PredictedFits
 
             self._predicted = PredictedFits(show_sentence)
             self._hooks.add(self._predicted)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nbguard.memory.reports.report import Report
     from nbguard.memory.simulation.simulation import Simulation
     from nbguard.memory.snapshots.moment import RecordedHistory
-    from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
+    from nbguard.training.profiler.instruments.memory_counters import MemoryCounter
 
 
 # --- The switch of notices, lines after cells that leave deleted, rebound or piled-up objects in memory.
@@ -153,7 +153,7 @@ class SessionMemory:
         """Return the memory counter of the simulated device for a profile; None while cells run on no such."""
         if self.simulation is None:
             return None
-        from nbguard.training.profiler.instruments.memory.counters import SimulatedCounter
+        from nbguard.training.profiler.instruments.memory_counters import SimulatedCounter
 
         return SimulatedCounter(self.simulation)
 

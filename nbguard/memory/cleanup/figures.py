@@ -18,10 +18,9 @@ from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import freed_by_targets, plan_cleanup
 from nbguard.memory.cleanup.plan.promises import freed_by, promised
 from nbguard.memory.core import advice
-from nbguard.memory.core.advice import NONE, Advice, release_names
+from nbguard.memory.core.advice import NONE, Advice, least_of_rows, release_names
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import Facts, Graph, Root, Target
-from nbguard.memory.core.finding import least_of_rows
 from nbguard.memory.core.references.graph import STALE_KINDS, Edge, nbytes_of, reach, shortest_path, storages_of
 from nbguard.memory.core.references.holders import Holder, Holding, shared_row, with_values
 from nbguard.memory.core.references.owner_sets import bits_of, contents_of, owners_of_nodes

@@ -6,10 +6,11 @@ It has both its forms: the magic, and the call of Python that does the same wher
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from nbguard.texts import Text
+from nbguard.units import MiB
 
 _RESET = "%reset_gpu"
 _REPORT = "%gpumem"
@@ -525,3 +526,43 @@ def in_float32(name: str, layers: Sequence[str]) -> Advice:
     """Return the line that makes layers of a Learner or a model compute in float32."""
     written = ", ".join(repr(layer) for layer in layers)
     return Advice(command=f"import nbguard; float32 = nbguard.in_float32({name}, {written})", effect="until `float32.undo()`")
+
+
+# --- One thing that stands out, in one sentence, and the limit below which things are too small for that
+
+
+_PART = 100
+"""Holders of less than this share of the held bytes are small."""
+_TOGETHER = 10
+"""unless they have more than this part of it together: then one line for all would hide where the memory is."""
+
+
+def least_shown(held: int) -> int:
+    """Return the least bytes of a thing with its own row, finding or button, where `held` bytes are held in all.
+
+    1 MiB, or a hundredth of the held bytes if that is more.
+    """
+    return max(MiB, held // _PART)
+
+
+def least_of_rows(sizes: Iterable[int]) -> int:
+    """Return the least bytes of a row among these that is shown by itself."""
+    rows = list(sizes)
+    held = sum(rows)
+    least = least_shown(held)
+    return MiB if sum(size for size in rows if size < least) > held // _TOGETHER else least
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence for the user, and the commands that act on it. Code stands between backticks."""
+
+    kind: str
+    sentence: str
+    advice: Advice = NONE
+    learner: str = ""  # the Learner that it is about as long as no fit runs on it; empty if it holds whatever runs
+
+    @property
+    def command(self) -> str:
+        """Return the line that acts on it, which stands in the sentence; empty where there is none."""
+        return self.advice.command

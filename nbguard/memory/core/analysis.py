@@ -13,13 +13,13 @@ from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Facts, Graph, LibraryPool, PoolId, ProcessFact
+from nbguard.memory.core.fragmentation import Fragmentation, fragmentation
 from nbguard.memory.core.oom_facts import device_that_ran_out
+from nbguard.memory.core.pinning import Unit, units
 from nbguard.memory.core.processes import pids_text
 from nbguard.memory.core.references.holders import Holding, holdings
 from nbguard.memory.core.references.owner_sets import owners_of_nodes, owners_of_storages
-from nbguard.memory.core.segments.fragmentation import Fragmentation, fragmentation
-from nbguard.memory.core.segments.pinning import Unit, units
-from nbguard.memory.core.segments.requests import LargestRequest, Pool, RequestLimits, Room, pools_in_use, pools_of
+from nbguard.memory.core.requests import LargestRequest, Pool, RequestLimits, Room, pools_in_use, pools_of
 from nbguard.units import counted, format_bytes
 
 # --- The parts of a device's memory (of this process's allocator, of others, and free), which add up to the device's size.

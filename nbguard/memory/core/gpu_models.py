@@ -32,7 +32,7 @@ class Gpus(Result):
     """The answer of `nbguard gpus`."""
 
     kind: ClassVar[str] = "gpus"
-    view: ClassVar[str] = "nbguard.memory.core.views.device:gpus_blocks"
+    view: ClassVar[str] = "nbguard.memory.core.device_view:gpus_blocks"
 
     gpus: tuple[GpuReading, ...] = ()  # by index
     driver: str = ""  # its version and the newest CUDA that it runs, in words; empty if it does not answer

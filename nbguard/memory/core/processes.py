@@ -144,7 +144,7 @@ class Zombies(Result):
     """The answer of `%reset_gpu --zombies`: every process on the devices but this one, diagnosed."""
 
     kind: ClassVar[str] = "zombies"
-    view: ClassVar[str] = "nbguard.memory.core.views.device:zombies_blocks"
+    view: ClassVar[str] = "nbguard.memory.core.device_view:zombies_blocks"
 
     diagnosed: tuple[DiagnosedProcess, ...] = ()  # processes, each with the diagnosis and its reason
     unavailable: str = ""  # why processes could not be listed; empty if they could

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import DeviceFacts, Facts, Graph, Segment, StorageFact, Unavailable
-from nbguard.memory.core.segments.fragmentation import Fragmentation, fragmentation
+from nbguard.memory.core.fragmentation import Fragmentation, fragmentation
 from nbguard.render.result import Result
 from nbguard.units import counted, format_bytes
 
@@ -123,7 +123,7 @@ class SimulationState(Result):
     """The answer of `%gpumem simulate`: whether it is on, in words, and the figures of the device."""
 
     kind: ClassVar[str] = "simulation_state"
-    view: ClassVar[str] = "nbguard.memory.core.views.device:state_blocks"
+    view: ClassVar[str] = "nbguard.memory.core.device_view:state_blocks"
 
     words: str  # the sentence that is shown
     figures: Simulated  # of the device, in bytes

@@ -8,14 +8,13 @@ from typing import ClassVar
 
 from nbguard.memory.cleanup.plan.parking import default_plan, holders_of, parts_of_device
 from nbguard.memory.core import advice
-from nbguard.memory.core.advice import Advice, airbag
+from nbguard.memory.core.advice import Advice, Finding, airbag, least_of_rows
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis, DevicePart, Part, other_processes, others_line
+from nbguard.memory.core.device_view import holder_row, holder_table, part_figures, total_row
 from nbguard.memory.core.facts import Facts
-from nbguard.memory.core.finding import Finding, least_of_rows
 from nbguard.memory.core.oom_facts import HOST_KINDS, HostFacts, OomFact, OomNote
 from nbguard.memory.core.references.graph import reach_of_roots, storages_of
 from nbguard.memory.core.references.holders import Holder
-from nbguard.memory.core.views.device import holder_row, holder_table, part_figures, total_row
 from nbguard.memory.out_of_memory.failed_request import (
     FailedRequest,
     batch_that_fits,

@@ -10,7 +10,7 @@ from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, Facts, PoolId, Root
 from nbguard.memory.core.oom_facts import HOST_KINDS, OomFact
 from nbguard.memory.core.references.graph import STALE_KINDS, nbytes_of
-from nbguard.memory.core.segments.requests import (
+from nbguard.memory.core.requests import (
     Room,
     largest_request_in,
     largest_segment_within,

@@ -10,9 +10,9 @@ from nbguard.memory.cleanup.plan.plan import Plan
 from nbguard.memory.core.advice import EXPANDABLE, Advice, allow_whole_device, make_room, release_pool, release_stale, unpark
 from nbguard.memory.core.analysis import DevicePart, Part, other_processes, processes_words
 from nbguard.memory.core.facts import EXPERIMENT_KINDS
+from nbguard.memory.core.fragmentation import fragmentation, stranded_pages
 from nbguard.memory.core.references.graph import STALE_KINDS, reach_of_roots
 from nbguard.memory.core.references.holders import Holder, gradient_storages, zero_gradients_of
-from nbguard.memory.core.segments.fragmentation import fragmentation, stranded_pages
 from nbguard.memory.out_of_memory.failed_request import FailedRequest, PredictedChange
 from nbguard.memory.out_of_memory.release_candidates import (
     ReleaseCandidate,

@@ -14,10 +14,10 @@ from nbguard.memory.cleanup.plan.parking import default_plan
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.facts import Facts, PoolId, Root
+from nbguard.memory.core.fragmentation import fragmentation
 from nbguard.memory.core.oom_facts import EarlierFailure, OomFact
 from nbguard.memory.core.references.graph import reach_of_roots, storages_of
-from nbguard.memory.core.segments.fragmentation import fragmentation
-from nbguard.memory.core.segments.requests import segment_size
+from nbguard.memory.core.requests import segment_size
 from nbguard.memory.out_of_memory.failed_request import FailedRequest
 
 _LAST_ERROR = "last error"

@@ -12,15 +12,14 @@ from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.cleanup.plan.promises import promised
 from nbguard.memory.core import advice
-from nbguard.memory.core.advice import Advice
+from nbguard.memory.core.advice import Advice, Finding, least_shown
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import DeviceFacts, Facts, Root
-from nbguard.memory.core.finding import Finding, least_shown
-from nbguard.memory.core.references.detaching import detached
+from nbguard.memory.core.pinning import HolderPins
 from nbguard.memory.core.references.holders import Holder, idle_gradients, zero_gradients_of
 from nbguard.memory.core.references.owner_sets import bits_of, contents_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.core.segments.pinning import HolderPins
-from nbguard.memory.core.segments.requests import pool_findings
+from nbguard.memory.core.references.releases import detached
+from nbguard.memory.core.requests import pool_findings
 from nbguard.memory.core.simulated import TRACKED
 from nbguard.memory.out_of_memory.card import out_of_memory
 from nbguard.units import MiB, counted, format_bytes

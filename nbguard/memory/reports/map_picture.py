@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nbguard.memory.core.facts import HolderSource
-from nbguard.memory.core.segments.pinning import Pinner
+from nbguard.memory.core.pinning import Pinner
 from nbguard.memory.reports.memory_map import KEPT, RELEASABLE, STRANDED, DeviceMap, MapHolder, MapPool, MapSegment
 from nbguard.render.html import key
-from nbguard.render.markup import Html, join, tag
+from nbguard.render.markup import NAME, Html, clip, join, tag
 from nbguard.render.svg import box, drawing, titled, words
-from nbguard.render.words import NAME, clip
 from nbguard.units import counted, format_bytes
 
 # --- The rows of the map, for text and picture alike, with a line per segment, similar ones together where there are many.

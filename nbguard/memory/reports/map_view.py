@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbguard.memory.cleanup.plan.cheapest import Release
-from nbguard.memory.core.segments.pinning import HolderPins
-from nbguard.memory.core.segments.requests import LargestRequest
-from nbguard.memory.core.views.device import command_of
+from nbguard.memory.core.device_view import command_of
+from nbguard.memory.core.pinning import HolderPins
+from nbguard.memory.core.requests import LargestRequest
 from nbguard.memory.reports.map_picture import bars, key_entries, key_note, map_lines, map_picture, summary
 from nbguard.memory.reports.memory_map import DeviceMap, MemoryMap
 from nbguard.render.html import Block, Listing, Picture, Section, Table, TableRow, Title, palette
-from nbguard.render.markup import Html, style_sheet, tag
+from nbguard.render.markup import Html, clean, clip, style_sheet, tag
 from nbguard.render.svg import RIGHT, WIDTH, box, words
-from nbguard.render.words import clean, clip
 from nbguard.texts import MORE, joined
 from nbguard.units import counted, format_bytes
 

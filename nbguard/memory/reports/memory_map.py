@@ -11,10 +11,10 @@ from nbguard.memory.cleanup.plan.parking import block_holders_of, pins_of
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import HolderSource, Segment
+from nbguard.memory.core.fragmentation import Fragmentation, free_runs, returnable_part, unit_pages
+from nbguard.memory.core.pinning import BlockHolders, HolderPins, Pinner, Unit, pinners, units
 from nbguard.memory.core.references.holders import Holder
-from nbguard.memory.core.segments.fragmentation import Fragmentation, free_runs, returnable_part, unit_pages
-from nbguard.memory.core.segments.pinning import BlockHolders, HolderPins, Pinner, Unit, pinners, units
-from nbguard.memory.core.segments.requests import LargestRequest
+from nbguard.memory.core.requests import LargestRequest
 from nbguard.render.result import Result
 
 _PINNERS = 200

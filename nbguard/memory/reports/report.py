@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from nbguard.memory.cleanup.plan.parking import default_plan, holders_of, parts_of_device
+from nbguard.memory.core.advice import Finding
 from nbguard.memory.core.analysis import NOT_OURS, Analysis, DeviceAnalysis, Part, other_processes, others_line
+from nbguard.memory.core.device_view import holder_rows, holder_table, parts_bar, pool_table
 from nbguard.memory.core.facts import PinnedFacts, ProcessFact, Unavailable
-from nbguard.memory.core.finding import Finding
 from nbguard.memory.core.references.holders import Holder
-from nbguard.memory.core.segments.requests import Pool
-from nbguard.memory.core.views.device import holder_rows, holder_table, parts_bar, pool_table
+from nbguard.memory.core.requests import Pool
 from nbguard.memory.reports.findings import find
 from nbguard.render.html import Block, Line, Listing, Section, Title
 from nbguard.render.result import Result

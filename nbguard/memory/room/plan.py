@@ -12,8 +12,8 @@ from nbguard.memory.cleanup.plan.parking import block_holders_of
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import Facts
+from nbguard.memory.core.pinning import paths_to
 from nbguard.memory.core.references.graph import path_text, reach, shortest_path, storages_of
-from nbguard.memory.core.segments.pinning import paths_to
 from nbguard.memory.core.simulated import TRACKED
 from nbguard.memory.room.search import Question, cheapest_moves
 from nbguard.render.html import Block, Line, Table, TableRow

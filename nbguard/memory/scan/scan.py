@@ -21,7 +21,7 @@ from nbguard.memory.core.references.graph import STALE_KINDS, reach_of_roots, wi
 from nbguard.memory.core.references.owner_sets import with_cycles_named
 from nbguard.memory.core.simulated import DEVICE as SIMULATED
 from nbguard.memory.scan.devices.cuda import allocations, device_facts, is_autocast_on, tracked_device
-from nbguard.memory.scan.devices.kept_memory import pinned_facts
+from nbguard.memory.scan.devices.kept_memory import pinned_facts, pool_facts
 from nbguard.memory.scan.heap.compact import compact
 from nbguard.memory.scan.heap.kinds import Kinds
 from nbguard.memory.scan.heap.unwalked import exported_storages
@@ -33,7 +33,6 @@ from nbguard.memory.scan.outside.referrers import other_holders
 from nbguard.memory.scan.outside.unreached import orphan_roots
 from nbguard.memory.scan.parked import has_compiled, parked_addresses, parked_facts, shared_storages, unseen_by_modes
 from nbguard.memory.scan.pause import keep_garbage, pause_main_thread
-from nbguard.memory.scan.private_pools import pool_facts
 from nbguard.memory.scan.roots import tracebacks as marimo
 from nbguard.memory.scan.roots.frames import LiveRoot, running_roots
 from nbguard.memory.scan.roots.registries import (

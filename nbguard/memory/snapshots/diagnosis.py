@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 from nbguard.errors import SnapshotError
-from nbguard.memory.allocator.replay.view import WhatIfData, whatif_data
-from nbguard.memory.allocator.replay.whatif import WhatIf, what_if
+from nbguard.memory.allocator.replay.view import WhatIfData, note_blocks, trial_blocks, whatif_data
+from nbguard.memory.allocator.replay.whatif import WhatIf, recommendation, recorded_requests, what_if
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot
+from nbguard.memory.core import advice
+from nbguard.memory.core.device_view import holder_rows, holder_table, parts_bar, pool_table
+from nbguard.memory.reports.map_view import map_blocks
 from nbguard.memory.reports.memory_map import MemoryMap
+from nbguard.memory.reports.report import DeviceReport
 from nbguard.memory.snapshots.load import NotebookNames, Progress, load_named, site_of
-from nbguard.memory.snapshots.report import SnapshotReport, map_of, report_of
+from nbguard.memory.snapshots.report import DeviceDiff, SizeChange, SnapshotDiff, SnapshotReport, map_of, report_of
 from nbguard.plain_data import to_plain
+from nbguard.render.html import Block, Line, Listing, Section, Table, TableRow, Title
 from nbguard.render.result import Result
+from nbguard.units import counted, format_bytes, format_column, signed, unit_of
+
+if TYPE_CHECKING:
+    from nbguard.memory.snapshots.save import SnapshotFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +49,7 @@ class SnapshotDiagnosis(Result):
     """All that one snapshot file tells about why its memory ran out, or how full it was."""
 
     kind: ClassVar[str] = "snapshot_diagnosis"
-    view: ClassVar[str] = "nbguard.memory.snapshots.diagnosis_view:diagnosis_blocks"
+    view: ClassVar[str] = "nbguard.memory.snapshots.diagnosis:diagnosis_blocks"
     data: ClassVar[str] = "nbguard.memory.snapshots.diagnosis:diagnosis_data"
 
     report: SnapshotReport  # the holders and pools at the end
@@ -153,3 +162,148 @@ def refusals_of(snapshot: Snapshot, fraction: float | None = None) -> Iterator[R
                 refusals=len(places),
                 fraction=fractions[number] if fraction is None and number < len(fractions) else fraction,
             )
+
+
+# --- The diagnosis of a snapshot file as blocks, the answer first, then the holders, the settings that were tried, the map
+
+
+# --- Snapshot files as blocks, on a written one, a report, the changes between two.
+
+
+_CHANGE_NAMES = ("change", "before", "after")
+
+
+def written_blocks(written: SnapshotFiles) -> Iterator[Block]:
+    """Yield the file that was written, the one beside it, and the facts that they lack."""
+    parts = f"{counted(written.segments, 'segment')}, {_entries(written.events)}"
+    yield Title(f"{written.path}  {format_bytes(written.nbytes)}: {parts}")
+    left = f"; {counted(written.unnamed, 'small holder')} had no room" if written.unnamed else ""
+    names = f"version, settings, sizes, {counted(written.holders, 'holder')}{left}"
+    yield Line(f"pytorch.org/memory_viz opens it; next to it {written.beside}: {names}")
+    if not written.events:
+        yield Line(
+            "no history was recorded, so it cannot be replayed: " + advice.RECORD_ON.command + ", before the cells in question"
+        )
+
+
+def _entries(number: int) -> str:
+    return f"{counted(number, 'entry', 'entries')} of history"
+
+
+def saved_blocks(saved: SnapshotReport, limit: int = 12) -> Iterator[Block]:
+    """Yield the report on a snapshot file; at most `limit` holders per device."""
+    version = "PyTorch's version is not known" if saved.torch_version is None else f"PyTorch {saved.torch_version}"
+    settings = "settings are not known" if saved.settings is None else saved.settings or "default settings"
+    yield Title(f"{saved.file} · {version} · {settings} · {_entries(sum(saved.events))}", "dim")
+    for device in saved.report.devices:
+        yield from device_blocks(device, limit)
+    if saved.notes:
+        yield Listing(sentences=saved.notes)
+
+
+def device_blocks(device: DeviceReport, limit: int) -> Iterator[Block]:
+    """Yield the parts, holders and pools of one device of a file."""
+    size = "" if device.total is None else f"of {format_bytes(device.total)}"
+    yield Section(device.device, device.name, size)
+    yield parts_bar(device.parts, device.total)
+    yield holder_table(holder_rows(device.holders, device.allocated, limit, opens=""))
+    if (pools := pool_table(device.pools)) is not None:
+        yield pools
+
+
+def diff_blocks(diff: SnapshotDiff, limit: int = 12) -> Iterator[Block]:
+    """Yield the changes between two files; at most `limit` rows of a table."""
+    yield Title(f"{diff.before} → {diff.after}", "dim")
+    for device in diff.devices:
+        yield from _changes(device, limit)
+    if diff.notes:
+        yield Listing(sentences=diff.notes)
+
+
+def _changes(device: DeviceDiff, limit: int) -> Iterator[Block]:
+    totals = (f"{row.label} {signed(row.grown)} → {format_bytes(row.after)}" for row in (device.allocated, device.reserved))
+    yield Section(device.device, figures=" · ".join(totals))
+    for what, rows, total in (("holder", device.holders, device.allocated), ("pool", device.pools, device.reserved)):
+        yield _change_table(what, rows, total, limit) if rows else Line(f"no {what} changed", "dim")
+
+
+def _change_table(what: str, rows: Sequence[SizeChange], total: SizeChange, limit: int) -> Table:
+    """Return rows and their total in one unit: the figures shown add up down each column."""
+    shown = _fewer(rows, limit)
+    unit = unit_of(max(max(row.before, row.after) for row in (*shown, total)))
+    columns = []
+    for name in ("grown", "before", "after"):
+        values = [getattr(row, name) for row in shown]
+        same = getattr(total, name) - sum(values)  # unchanged rows are in the total, and not shown
+        figures = [*format_column([*values, same], unit)[:-1], *format_column([getattr(total, name)], unit)]
+        columns.append([_signed(figure) for figure in figures] if name == "grown" else figures)
+    *above, last = zip([*(row.label for row in shown), total.label], *columns, strict=True)
+    return Table(
+        names=(what, *_CHANGE_NAMES),
+        rows=(*(TableRow(cells=cells) for cells in above), TableRow(cells=last, kind="sum")),
+        figures=(1, 2, 3),
+    )
+
+
+def _fewer(rows: Sequence[SizeChange], limit: int) -> list[SizeChange]:
+    """Return at most `limit` rows, and the rest in one: the column adds up."""
+    rest = rows[limit:]
+    if len(rest) < 2:
+        return list(rows)
+    before, after = sum(row.before for row in rest), sum(row.after for row in rest)
+    return [*rows[:limit], SizeChange(f"{len(rest)} more", before, after, after - before)]
+
+
+def _signed(figure: str) -> str:
+    return figure.replace("-", "−") if figure.startswith("-") else f"+{figure}"
+
+
+_NO_TRACE = (
+    "The file has no history, so the cause is not known. torch.cuda.memory._record_memory_history() before the run records one."
+)
+_NO_REQUEST = (
+    "The recorded history contains no request, so the cause is not known. "
+    "torch.cuda.memory._record_memory_history(max_entries=100_000) before the run keeps that many events."
+)
+
+
+def diagnosis_blocks(diagnosis: SnapshotDiagnosis, limit: int = 12) -> Iterator[Block]:
+    """Yield the diagnosis; at most `limit` holders per device, and segments per pool."""
+    yield Section("Why", diagnosis.report.file)
+    for refusal in diagnosis.refusals:
+        yield Line(refused(refusal), "strong")
+    if diagnosis.trials and not diagnosis.refusals:
+        has_requests = any(recorded_requests(trial) for trial in diagnosis.trials)
+        yield Line("No request failed in the recorded history." if has_requests else _NO_REQUEST, "strong")
+    if not diagnosis.trials and not diagnosis.untried:
+        yield Line(_NO_TRACE)
+    for trial in diagnosis.trials:
+        device = f"cuda:{trial.replay.device}: " if len(diagnosis.trials) > 1 else ""
+        yield Line(device + recommendation(trial))
+    if diagnosis.untried:
+        yield Listing(sentences=diagnosis.untried)
+    yield Section("Who held the memory", "when the file was written")
+    yield from saved_blocks(diagnosis.report, limit)
+    for trial in diagnosis.trials:
+        yield from trial_blocks(trial, "Other settings")
+        yield from note_blocks(trial)
+    yield from map_blocks(diagnosis.map, limit)
+
+
+def _limit(refusal: RefusedRequest) -> str:
+    """Return a sentence on why a device that had enough left did not give it; empty where it had not enough."""
+    if not refusal.is_over_a_limit:
+        return ""
+    if refusal.fraction is not None and refusal.fraction < 1:
+        return f" This process may take only {refusal.fraction:.3g} of the device (torch.cuda.set_per_process_memory_fraction)."
+    return " A limit on this process refused it (torch.cuda.set_per_process_memory_fraction), or memory came free just then."
+
+
+def refused(refusal: RefusedRequest) -> str:
+    """Return the failed request in a sentence."""
+    line = f" in {refusal.site}" if refusal.site else ""
+    free = "" if refusal.free is None else f"; the device had {format_bytes(refusal.free)} left"
+    first = f" ({counted(refusal.refusals, 'request')} failed, this is the first)" if refusal.refusals > 1 else ""
+    return (
+        f"{refusal.device} ran out of memory: {format_bytes(refusal.size)} was asked for{line}{free}{first}.{_limit(refusal)}"
+    )

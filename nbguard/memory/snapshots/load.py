@@ -14,7 +14,7 @@ from nbguard.files import read_file
 from nbguard.memory.allocator.snapshot.read import LARGEST_SIDECAR, load_snapshot, sidecar_path
 from nbguard.memory.allocator.snapshot.snapshot import Frame, Snapshot, SnapshotSegment
 from nbguard.memory.core.facts import AllocatorStats, Block, DeviceFacts, Segment
-from nbguard.render.words import clean, line_words
+from nbguard.render.markup import clean, line_words
 
 Progress = Callable[[int, int], None]
 """Called while a file is read, with (bytes done, bytes in all)."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.reports.history_view import sparks
 from nbguard.memory.reports.map_view import map_blocks
-from nbguard.memory.snapshots.diagnosis_view import device_blocks
+from nbguard.memory.snapshots.diagnosis import device_blocks
 from nbguard.memory.snapshots.moment import DeviceMoment, SnapshotMoment
 from nbguard.render.html import Block, Line, Listing, Picture, Section, key
 from nbguard.render.markup import Html, join

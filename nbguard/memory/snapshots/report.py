@@ -11,9 +11,9 @@ from nbguard.memory.allocator.snapshot.snapshot import Snapshot
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis, parts_of
 from nbguard.memory.core.facts import Block, DeviceFacts, Facts, Graph, HolderSource, Node, PoolFact, Root, Segment, StorageFact
+from nbguard.memory.core.fragmentation import PoolKey, by_pool
 from nbguard.memory.core.references.holders import Holder
-from nbguard.memory.core.segments.fragmentation import PoolKey, by_pool
-from nbguard.memory.core.segments.requests import Pool
+from nbguard.memory.core.requests import Pool
 from nbguard.memory.reports.memory_map import MemoryMap, build_map
 from nbguard.memory.reports.report import DeviceReport, Report
 from nbguard.memory.snapshots.load import HolderNames, NotebookNames, Progress, device_facts, load_named, settings_of
@@ -30,7 +30,7 @@ class SnapshotReport(Result):
     """The report on one snapshot file."""
 
     kind: ClassVar[str] = "saved"
-    view: ClassVar[str] = "nbguard.memory.snapshots.diagnosis_view:saved_blocks"
+    view: ClassVar[str] = "nbguard.memory.snapshots.diagnosis:saved_blocks"
 
     file: str  # name of the file, without its folder
     torch_version: str | None  # that wrote it, from the sidecar; None if unknown
@@ -240,7 +240,7 @@ class SnapshotDiff(Result):
     """The changes from one snapshot file to another."""
 
     kind: ClassVar[str] = "diff"
-    view: ClassVar[str] = "nbguard.memory.snapshots.diagnosis_view:diff_blocks"
+    view: ClassVar[str] = "nbguard.memory.snapshots.diagnosis:diff_blocks"
 
     before: str  # name of the first file
     after: str  # name of the second file

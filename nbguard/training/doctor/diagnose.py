@@ -15,11 +15,15 @@ from nbguard.memory.core import advice
 from nbguard.memory.scan.heap.kinds import attribute_of
 from nbguard.memory.scan.progress import stage
 from nbguard.training.doctor.analysis.diagnosis import Check, Diagnosis, EnvironmentFacts, not_checked, variable_checks
-from nbguard.training.doctor.analysis.export import export_checks, no_export
+from nbguard.training.doctor.analysis.export import OF_A_MODEL, export_checks, no_export
 from nbguard.training.doctor.analysis.gpu_checks import gpu_checks, machine_checks, toolkit_checks
-from nbguard.training.doctor.analysis.learner_checks import LearnerFacts, LoaderSettings, PrecisionFacts, learner_checks
-from nbguard.training.doctor.analysis.seed_checks import seed_checks
-from nbguard.training.doctor.analysis.serving import OF_A_MODEL
+from nbguard.training.doctor.analysis.seed_checks import (
+    LearnerFacts,
+    LoaderSettings,
+    PrecisionFacts,
+    learner_checks,
+    seed_checks,
+)
 from nbguard.training.doctor.analysis.step_trace import no_step, step_checks
 from nbguard.training.doctor.environment import environment_facts, toolkit_facts
 from nbguard.training.doctor.subject import TrialSubject, fit_device, subject_of

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from nbguard.memory.scan.libraries import has_shared_state
-from nbguard.render.words import clean
+from nbguard.render.markup import clean
 from nbguard.texts import printable
 from nbguard.training.doctor.analysis.diagnosis import Diagnosis, variable_checks
 from nbguard.training.doctor.analysis.gpu_checks import gpu_checks, machine_checks

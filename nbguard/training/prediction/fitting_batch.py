@@ -13,7 +13,7 @@ from nbguard.memory.allocator.model.settings import parse_version
 from nbguard.training.prediction.fits.learner_fit import LearnerSource
 from nbguard.training.prediction.predict import tracer_of
 from nbguard.training.prediction.prediction import ChangeKind, Saving
-from nbguard.training.prediction.savings.savings import savings
+from nbguard.training.prediction.savings import savings
 from nbguard.training.prediction.trace import FitTracer, OutOfTimeError
 
 _OF_BATCH = 0.5

@@ -20,15 +20,14 @@ from nbguard.memory.scan.heap.kinds import attribute_of
 from nbguard.memory.scan.learners import is_learner
 from nbguard.texts import Text
 from nbguard.training.prediction import calibration
-from nbguard.training.prediction.code.cell import fits_of_cell
+from nbguard.training.prediction.cell import fits_of_cell
 from nbguard.training.prediction.fits.fit import FitSource
 from nbguard.training.prediction.fits.sources import source_of
 from nbguard.training.prediction.hardware import Gpu, gpu_of
-from nbguard.training.prediction.largest_batch import largest_batch
-from nbguard.training.prediction.live import live_device, unopened_gpu
 from nbguard.training.prediction.prediction import CellPrediction, GpuComparison, PredictedFit, Prediction
-from nbguard.training.prediction.savings.savings import savings as tried_savings
-from nbguard.training.prediction.trace import FitTracer
+from nbguard.training.prediction.savings import largest_batch
+from nbguard.training.prediction.savings import savings as tried_savings
+from nbguard.training.prediction.trace import FitTracer, live_device, unopened_gpu
 from nbguard.units import format_bytes
 
 # --- The time that first imports take, as a trace meets parts of PyTorch that this process has not used yet.

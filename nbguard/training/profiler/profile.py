@@ -18,17 +18,17 @@ from nbguard.memory.scan.pause import keep_garbage
 from nbguard.processor_time import thread_time_ns
 from nbguard.training.profiler.analysis.compare import FitSamples
 from nbguard.training.profiler.analysis.fit_report import FitAnalysis
-from nbguard.training.profiler.analysis.loader.verdict import LoaderRun, WorkerTuning
-from nbguard.training.profiler.analysis.memory.growth import KeptGraphs, least_kept
+from nbguard.training.profiler.analysis.loader_verdict import LoaderRun, WorkerTuning
+from nbguard.training.profiler.analysis.memory_growth import KeptGraphs, least_kept
 from nbguard.training.profiler.analysis.observations import Failure, FitObservations, OwnTime
 from nbguard.training.profiler.analysis.report import Ending, FitReport, MemoryReport, Overhead, Timing
 from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.gpu import trace_events
 from nbguard.training.profiler.analysis.time.phase_log import PhaseLog, joined
 from nbguard.training.profiler.files import write_json, write_text
+from nbguard.training.profiler.instruments.growth_watch import kept_graphs, operations_so_far
 from nbguard.training.profiler.instruments.instruments import Instruments
-from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
-from nbguard.training.profiler.instruments.memory.growth import kept_graphs, operations_so_far
+from nbguard.training.profiler.instruments.memory_counters import MemoryCounter
 from nbguard.training.profiler.options import FitOptions
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.sinks import open_sink
@@ -359,7 +359,7 @@ def _bare(observed: FitObservations) -> FitReport:
 
 def _tune(instruments: Instruments, timing: Timing) -> WorkerTuning:
     """Time the training loader with other numbers of workers."""
-    from nbguard.training.profiler.instruments.loader.tune import tune
+    from nbguard.training.profiler.instruments.tune import tune
 
     step, wait = timing.step or 0, timing.medians.get(phases.WAIT, 0)
     try:

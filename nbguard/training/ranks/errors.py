@@ -14,8 +14,8 @@ from typing import Any
 
 from nbguard.errors import RankFactsError
 from nbguard.files import read_file
-from nbguard.memory.scan.devices.allocation_sites import Sites
-from nbguard.render.words import clean
+from nbguard.memory.scan.devices.segments import Sites
+from nbguard.render.markup import clean
 from nbguard.training.ranks.analysis.facts import Caller
 from nbguard.training.ranks.analysis.flight_dump import caller_of
 from nbguard.training.ranks.analysis.launch_errors import (

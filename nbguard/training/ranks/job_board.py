@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from nbguard.memory.scan.devices.allocation_sites import Sites
-from nbguard.render.words import clean, line_words
+from nbguard.memory.scan.devices.segments import Sites
+from nbguard.render.markup import clean, line_words
 from nbguard.training.ranks.analysis.facts import Caller
 from nbguard.training.ranks.analysis.flight_dump import caller_of
-from nbguard.training.ranks.job_folder import RANK, job_folder, leave
 from nbguard.training.ranks.rank import Rank
-from nbguard.training.ranks.rank_file import RankFile
+from nbguard.training.ranks.rank_file import RANK, RankFile, job_folder, leave
 
 # --- The place of this process's main thread, as its line in notebook terms, for how long, and whether it works there.
 

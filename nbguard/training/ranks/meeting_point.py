@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from nbguard.render.words import clean
+from nbguard.render.markup import clean
 from nbguard.training.ranks.analysis.flight_dump import CALL, MeetingPoint, PortOwner
 from nbguard.training.ranks.analysis.launch_errors import number
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nbguard.training.runs.analysis.record import MissingFact, RunFact, Topic
-from nbguard.training.runs.analysis.secrets import without_secrets
+from nbguard.training.runs.analysis.source import without_secrets
 
 _LONGEST_TEXT = 500
 """Characters of one value."""

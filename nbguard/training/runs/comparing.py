@@ -12,7 +12,7 @@ from nbguard.errors import RunRecordError
 from nbguard.files import read_file, unreadable, write_file
 from nbguard.memory.core.advice import RECORD_RUN, RECORD_RUN_AS
 from nbguard.memory.scan.heap.kinds import name_of
-from nbguard.render.words import NAME, clean
+from nbguard.render.markup import NAME, clean
 from nbguard.training.runs.analysis.comparison import RunComparison, compare_records
 from nbguard.training.runs.analysis.record import KIND, METADATA, RunRecord
 

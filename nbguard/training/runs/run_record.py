@@ -24,18 +24,18 @@ from nbguard.memory.scan.devices.nvml import NvmlReader
 from nbguard.memory.scan.scan import Notebook
 from nbguard.training.runs.analysis.cell_seeds import cells_behind
 from nbguard.training.runs.analysis.record import TOPICS, RunCell, RunRecord
-from nbguard.training.runs.analysis.secrets import HIDDEN, RECORDED_VARIABLES, is_secret_name, without_secrets
-from nbguard.training.runs.analysis.source import clean_source
+from nbguard.training.runs.analysis.source import HIDDEN, RECORDED_VARIABLES, clean_source, is_secret_name, without_secrets
 from nbguard.training.runs.collector import FactCollector
 from nbguard.training.runs.data import collect_data
 from nbguard.training.runs.fingerprint import bytes_hash
-from nbguard.training.runs.random_state import collect_generators, collect_seeds
 from nbguard.training.runs.settings import (
     Ingredients,
+    collect_generators,
     collect_learner,
     collect_loaders,
     collect_model,
     collect_optimizer,
+    collect_seeds,
     ingredients_of,
 )
 from nbguard.units import format_bytes

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from nbguard.training.profiler.analysis.fit_report import health
 from nbguard.training.profiler.analysis.nonfinite import (
     BatchPosition,
     FiniteFacts,
@@ -21,7 +22,6 @@ from nbguard.training.profiler.analysis.nonfinite import (
 from nbguard.training.profiler.analysis.observations import RemedyContext, remedies, remedy_context
 from nbguard.training.profiler.analysis.report import Category, FitFinding, MemoryReport
 from nbguard.training.profiler.analysis.time import phase_log
-from nbguard.training.profiler.analysis.untrained import health
 from nbguard.training.profiler.checks.amp import AmpFacts, ScalerFacts, amp_findings
 from nbguard.training.profiler.checks.check import FitFigures
 from nbguard.training.profiler.checks.fp16_range import RangeFacts

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from nbguard.render.text import blocks_text
-from nbguard.training.profiler.analysis.loader.advice import starting_less
-from nbguard.training.profiler.analysis.loader.slowest import (
+from nbguard.training.profiler.analysis.loader_advice import starting_less
+from nbguard.training.profiler.analysis.loader_verdict import verdict
+from nbguard.training.profiler.analysis.observations import first_steps
+from nbguard.training.profiler.analysis.report import EpochRow, FitFinding, TimeRow, Timing
+from nbguard.training.profiler.analysis.slowest import (
     FetchCall,
     FetchFacts,
     FetchFunction,
@@ -22,9 +25,6 @@ from nbguard.training.profiler.analysis.loader.slowest import (
     slowest,
     steps,
 )
-from nbguard.training.profiler.analysis.loader.verdict import verdict
-from nbguard.training.profiler.analysis.observations import first_steps
-from nbguard.training.profiler.analysis.report import EpochRow, FitFinding, TimeRow, Timing
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.checks.syncs import SyncFacts, SyncSite, sync_findings
 from nbguard.training.profiler.render.fit import loader_blocks

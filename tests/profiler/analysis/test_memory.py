@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from nbguard.memory.core.facts import Graph, Node, Root, StorageFact
 from nbguard.memory.core.references.graph import GRAPH
-from nbguard.training.profiler.analysis.memory import recorded_batch as memory
-from nbguard.training.profiler.analysis.memory.growth import (
+from nbguard.training.profiler.analysis import recorded_batch as memory
+from nbguard.training.profiler.analysis.growth_holders import NESTED, Grown, HolderSizes, grown, holder_sizes, keepers
+from nbguard.training.profiler.analysis.memory_growth import (
     KeptGraphs,
     Sample,
     graph_findings,
@@ -21,8 +22,7 @@ from nbguard.training.profiler.analysis.memory.growth import (
     growth_per_epoch,
     with_growth,
 )
-from nbguard.training.profiler.analysis.memory.holders import NESTED, Grown, HolderSizes, grown, holder_sizes, keepers
-from nbguard.training.profiler.analysis.memory.recorded_batch import (
+from nbguard.training.profiler.analysis.recorded_batch import (
     AllocationEvent,
     PhaseEnd,
     Shape,
@@ -33,7 +33,7 @@ from nbguard.training.profiler.analysis.memory.recorded_batch import (
 )
 from nbguard.training.profiler.analysis.report import FitFinding, Growth, MemoryReport, PhasePeak
 from nbguard.training.profiler.analysis.time import phase_log
-from nbguard.training.profiler.analysis.time.timing import Slowing
+from nbguard.training.profiler.analysis.time.batches import Slowing
 from nbguard.units import KiB, MiB
 
 

@@ -9,10 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.training.profiler.analysis.time import phase_log as phases
-from nbguard.training.profiler.analysis.time.batches import Batches, divide
+from nbguard.training.profiler.analysis.time.batches import (
+    Batches,
+    Slowing,
+    divide,
+    quantile,
+    slowing,
+    steady_batches,
+    timing_of,
+)
 from nbguard.training.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 from nbguard.training.profiler.analysis.time.stacks import StackSamples
-from nbguard.training.profiler.analysis.time.timing import Slowing, quantile, slowing, steady_batches, timing_of
 
 KINDS: tuple[BoundaryKind, ...] = ("batch", "end", "loss", "step", "fit", "disturbed")
 SHORT = {"w": phases.WAIT, "f": phases.FORWARD, "b": phases.BACKWARD, "s": phases.STEP, "o": phases.OTHER, "n": phases.OWN}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.training.profiler.analysis.loader.verdict import candidates, choose, is_enough, workers_words
+from nbguard.training.profiler.analysis.loader_verdict import candidates, choose, is_enough, workers_words
 from nbguard.training.profiler.analysis.report import WorkerTrial
 
 MS = 1_000_000

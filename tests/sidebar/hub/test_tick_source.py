@@ -12,7 +12,7 @@ import pytest
 from nbguard.frontend.sidebar.hub.tick_source import TickSource
 from nbguard.frontend.sidebar.protocol.ticks import LastLook
 from nbguard.memory.core.facts import AllocatorStats, Counted, DeviceFacts, TickReading
-from nbguard.memory.core.segments.requests import NewMemory, RequestLimits
+from nbguard.memory.core.requests import NewMemory, RequestLimits
 from nbguard.plain_data import to_plain
 from nbguard.units import GiB
 

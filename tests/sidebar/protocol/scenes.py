@@ -26,9 +26,9 @@ from nbguard.memory.core.facts import (
     TickReading,
     WorkersFact,
 )
+from nbguard.memory.core.fragmentation import fragmentation
 from nbguard.memory.core.oom_facts import CodeLine, OomFact, OomNote
 from nbguard.memory.core.processes import Process
-from nbguard.memory.core.segments.fragmentation import fragmentation
 from nbguard.testing import make_graph, make_segment
 from nbguard.units import GiB, MiB
 

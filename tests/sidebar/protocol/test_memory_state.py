@@ -19,8 +19,8 @@ from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts, LearnerFact, ParkedFact, Target
+from nbguard.memory.core.fragmentation import fragmentation
 from nbguard.memory.core.references.explain import is_explained
-from nbguard.memory.core.segments.fragmentation import fragmentation
 from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_facts, make_graph, make_segment
 from nbguard.units import MiB

@@ -13,7 +13,7 @@ from nbguard.frontend.sidebar.protocol.ticks import LastLook, build_tick, device
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import AllocatorStats, Counted, DeviceFacts, NvmlFacts, ProcessFact, TickReading
 from nbguard.memory.core.processes import Identity
-from nbguard.memory.core.segments.requests import Room
+from nbguard.memory.core.requests import Room
 from nbguard.memory.reports.report import build_report
 from nbguard.units import GiB, MiB
 from tests.sidebar.protocol.scenes import NOW, PID, SCENES, counted, scene

@@ -13,6 +13,34 @@ if TYPE_CHECKING:
     from nbguard.memory.room.garage import Garage
     from nbguard.memory.room.spill_watch import SpillWatch
 
+
+# --- One line after a cell with a predicted fit, which puts the predicted peaks next to the measured ones
+
+
+class PredictedFits:
+    """Hands a sentence to `say` after each cell with a predicted fit. Any other cell costs one lookup in a dictionary."""
+
+    name = "prediction compared with real memory"
+    rank = 20
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def before(self) -> None:
+        """Do nothing: counters go on by themselves."""
+
+    def after(self, cell: CellFact) -> None:  # noqa: ARG002 - the figures are the device's
+        """Compare a prediction with its fit in one line."""
+        calibration: Any = sys.modules.get("nbguard.training.prediction.calibration")
+        if calibration is None:
+            return
+        for sentence in calibration.outcomes():
+            self._say(sentence)
+
+
+# --- airbag
+
+
 _SAID_FROM = MiB
 """Spilled bytes of a cell that are worth a line, at least."""
 
@@ -40,7 +68,7 @@ class AirbagWatch:
             return
         from nbguard.memory.room.airbag import airbag_now
         from nbguard.memory.room.spill import Spill, names_of_spilled, spill_sentence
-        from nbguard.memory.room.valve import relieve
+        from nbguard.memory.room.spill_watch import relieve
         from nbguard.memory.scan.scan import Notebook
 
         on, most = airbag_now(), watch.total()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from IPython.core.interactiveshell import InteractiveShell
 
 from nbguard.frontend.notebook.listeners.completion import add_completion, remove_completion
+from nbguard.frontend.notebook.magics.command_line import help_of_word
 from nbguard.frontend.notebook.magics.gpumem import GpuMemMagics
-from nbguard.frontend.notebook.magics.grammar import help_of_word
 from nbguard.frontend.notebook.magics.profile_fit import ProfileFitMagics, as_line
 from nbguard.frontend.notebook.magics.reset_gpu import ResetGpuMagics
 from nbguard.frontend.notebook.magics.switch import SwitchMagics

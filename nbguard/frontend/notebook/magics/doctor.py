@@ -12,7 +12,7 @@ from nbguard.frontend.arguments import add_diagnosis
 if TYPE_CHECKING:
     from nbguard.frontend.notebook.session import Session
     from nbguard.training.doctor.analysis.diagnosis import Diagnosis
-    from nbguard.training.doctor.analysis.serving import RepairedModel
+    from nbguard.training.doctor.analysis.export import RepairedModel
     from nbguard.training.doctor.analysis.step_trace import Deterministic, Mode, StepTimes
     from nbguard.training.doctor.subject import TrialSubject
     from nbguard.training.profiler.analysis.nonfinite import NanRepair
@@ -89,7 +89,7 @@ def _repaired(shell: Any, options: argparse.Namespace) -> RepairedModel:
     if options.name is None:
         raise UndiagnosableError("name the Learner or model to repair, as in  %nbguard fix export learn -o exportable")
     learn, batch = named(shell, options.name), named(shell, options.batch)
-    from nbguard.training.doctor.analysis.serving import RepairedModel
+    from nbguard.training.doctor.analysis.export import RepairedModel
     from nbguard.training.doctor.export.repair import repaired
     from nbguard.training.doctor.subject import subject_of
 
@@ -146,7 +146,7 @@ def _nan_repaired(shell: Any, options: argparse.Namespace, learn: Any, batch: An
         NbguardError: no NaN was met, or it cannot be tried; the message says why and what to do.
     """
     from nbguard.training.doctor.subject import subject_of
-    from nbguard.training.profiler.nonfinite.nan_repair import finite_copy, last_model, nan_repair
+    from nbguard.training.profiler.nonfinite.origin import finite_copy, last_model, nan_repair
 
     subject = None if learn is None else subject_of(learn)
     model = last_model() if subject is None else subject.model
@@ -172,7 +172,7 @@ def _on_batch(subject: Any, options: argparse.Namespace) -> NanRepair:
     from nbguard.training.doctor.determinism.batch import trial_batch
     from nbguard.training.doctor.determinism.step import autocast_of
     from nbguard.training.doctor.fit_device import on_fit_device
-    from nbguard.training.profiler.nonfinite.nan_repair import origin_on, repair_of
+    from nbguard.training.profiler.nonfinite.origin import origin_on, repair_of
 
     with on_fit_device(subject), autocast_of(subject)():
         batch = trial_batch(subject)

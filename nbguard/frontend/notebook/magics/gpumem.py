@@ -15,8 +15,14 @@ from nbguard.frontend.arguments import add_device, add_fit, add_moment, add_rows
 from nbguard.frontend.grammar import Word
 from nbguard.frontend.notebook.display import show_sentence
 from nbguard.frontend.notebook.magics import snapshots
-from nbguard.frontend.notebook.magics.command_line import guarded, show, showing_progress, with_names_expanded
-from nbguard.frontend.notebook.magics.grammar import MagicGrammar, documented
+from nbguard.frontend.notebook.magics.command_line import (
+    MagicGrammar,
+    documented,
+    guarded,
+    show,
+    showing_progress,
+    with_names_expanded,
+)
 from nbguard.frontend.notebook.magics.reset_gpu import engines_report
 from nbguard.frontend.notebook.session import history, session_of
 from nbguard.units import format_bytes

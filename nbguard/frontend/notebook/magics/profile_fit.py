@@ -17,8 +17,7 @@ from IPython.core.magic import line_cell_magic as line_and_cell_magic
 from nbguard.frontend.arguments import gpu, log, number, writable
 from nbguard.frontend.grammar import Word
 from nbguard.frontend.notebook.display import display_bundle
-from nbguard.frontend.notebook.magics.command_line import guarded, keep, split
-from nbguard.frontend.notebook.magics.grammar import MagicGrammar, documented
+from nbguard.frontend.notebook.magics.command_line import MagicGrammar, documented, guarded, keep, split
 from nbguard.frontend.notebook.session import session_of
 
 _NAME = "%%profile_fit"

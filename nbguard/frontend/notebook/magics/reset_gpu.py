@@ -12,8 +12,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from nbguard.errors import NbguardError
 from nbguard.frontend.grammar import Add, Word
 from nbguard.frontend.notebook.display import display_bundle
-from nbguard.frontend.notebook.magics.command_line import guarded, show
-from nbguard.frontend.notebook.magics.grammar import MagicGrammar, documented
+from nbguard.frontend.notebook.magics.command_line import MagicGrammar, documented, guarded, show
 from nbguard.frontend.notebook.session import session_of
 
 if TYPE_CHECKING:

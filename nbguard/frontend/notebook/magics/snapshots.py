@@ -10,8 +10,7 @@ from IPython.core.error import UsageError
 
 from nbguard.frontend.arguments import add_device, add_rows, add_trials, add_two_snapshots, device_number, unquoted
 from nbguard.frontend.grammar import Word
-from nbguard.frontend.notebook.magics.command_line import guarded, show
-from nbguard.frontend.notebook.magics.grammar import MagicGrammar
+from nbguard.frontend.notebook.magics.command_line import MagicGrammar, guarded, show
 from nbguard.frontend.notebook.session import session_of
 from nbguard.units import format_bytes
 
@@ -140,7 +139,7 @@ def show_moment(shell: Any, options: argparse.Namespace, memory: SessionMemory) 
 
 def _record(state: str | None, entries: int | None, simulation: Simulation | None) -> Any:
     from nbguard.memory.cleanup.apply.allocator_history import recording, start, stop
-    from nbguard.memory.core.recording import DEFAULT_ENTRIES
+    from nbguard.memory.core.facts import DEFAULT_ENTRIES
 
     if simulation is not None:
         kept = DEFAULT_ENTRIES if entries is None else entries

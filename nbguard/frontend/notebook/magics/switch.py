@@ -10,17 +10,16 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from nbguard.errors import NbguardError
 from nbguard.frontend.arguments import add_two_runs, unquoted
 from nbguard.frontend.grammar import Word
-from nbguard.frontend.notebook.magics.command_line import guarded, show
+from nbguard.frontend.notebook.magics.command_line import MagicGrammar, documented, guarded, show
 from nbguard.frontend.notebook.magics.doctor import add_doctor, add_fix, diagnosed, fixed, named
-from nbguard.frontend.notebook.magics.grammar import MagicGrammar, documented
 from nbguard.frontend.notebook.session import session_of
 
 if TYPE_CHECKING:
     from nbguard.frontend.mcp.access import AssistantAccess
+    from nbguard.frontend.notebook.listeners.memory_log import MemoryLogState
     from nbguard.frontend.notebook.recording import CellRecording
     from nbguard.frontend.notebook.session import Session
     from nbguard.memory.cleanup.plan.plan import Outcome
-    from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
     from nbguard.training.runs.analysis.applied import AppliedRecord
     from nbguard.training.runs.analysis.comparison import RunComparison
     from nbguard.training.runs.analysis.record import RunRecord
@@ -182,12 +181,12 @@ def assisted(session: Session, options: argparse.Namespace) -> AssistantAccess |
 
 
 if TYPE_CHECKING:
+    from nbguard.frontend.notebook.listeners.memory_log import MemoryLogState
     from nbguard.memory.reports.notices.notice import Notices
     from nbguard.memory.reports.switches import Switches
     from nbguard.training.doctor.analysis.diagnosis import Diagnosis
-    from nbguard.training.doctor.analysis.serving import RepairedModel
+    from nbguard.training.doctor.analysis.export import RepairedModel
     from nbguard.training.doctor.analysis.step_trace import Deterministic
-    from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
     from nbguard.training.profiler.analysis.nonfinite import NanRepair
     from nbguard.training.runs.analysis.applied import AppliedRecord
     from nbguard.training.runs.analysis.comparison import RunComparison

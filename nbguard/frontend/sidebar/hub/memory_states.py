@@ -16,7 +16,7 @@ from nbguard.frontend.sidebar.protocol.ticks import LastLook
 from nbguard.memory.cells.name_watch import is_rebound
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Counted, Reading
-from nbguard.memory.core.segments.requests import RequestLimits
+from nbguard.memory.core.requests import RequestLimits
 from nbguard.memory.out_of_memory.card import build_card
 from nbguard.memory.reports.cell_ledger import names_of
 from nbguard.memory.reports.notices.notice import Notice, StorageKey

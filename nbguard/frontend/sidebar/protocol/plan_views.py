@@ -10,8 +10,8 @@ from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.cleanup.plan.plan import Action, Outcome, Plan, Request
 from nbguard.memory.cleanup.plan.plan_view import DOUBTFUL, also_stale, kept_sentences
 from nbguard.memory.core.facts import Facts, ParkedFact, Target
-from nbguard.memory.core.segments.fragmentation import fragmentation
-from nbguard.memory.core.segments.requests import doubtful_pools, pools_in_use
+from nbguard.memory.core.fragmentation import fragmentation
+from nbguard.memory.core.requests import doubtful_pools, pools_in_use
 from nbguard.units import counted, format_bytes
 
 # --- Requests of a cleanup by a sidebar's action, and the part of them that may run beside a cell.

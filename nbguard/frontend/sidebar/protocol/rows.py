@@ -15,10 +15,9 @@ from nbguard.frontend.sidebar.protocol.state import Ability, Experiment, RowPart
 from nbguard.frontend.sidebar.protocol.ticks import truncate_utf8
 from nbguard.memory.cleanup.figures import holdings_on
 from nbguard.memory.cleanup.plan.parking import default_plan, holders_of
-from nbguard.memory.core.advice import HARD
+from nbguard.memory.core.advice import HARD, least_of_rows
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts, Graph, LearnerFact, Node, Root
-from nbguard.memory.core.finding import least_of_rows
 from nbguard.memory.core.references.explain import is_explained
 from nbguard.memory.core.references.graph import (
     STALE_KINDS,

@@ -22,7 +22,7 @@ from nbguard.frontend.sidebar.protocol.state import (
 from nbguard.memory.core.analysis import NOT_OURS, DevicePart, Part, bound_of, by_identity, other_processes, parts_of
 from nbguard.memory.core.facts import Counted, DeviceFacts, ProcessFact, TickReading
 from nbguard.memory.core.processes import Identity
-from nbguard.memory.core.segments.requests import RequestLimits
+from nbguard.memory.core.requests import RequestLimits
 from nbguard.plain_data import to_plain
 
 # --- Text and lists cut so that they fit into a message: a name may be 10 kB long, and there may be a thousand of them.

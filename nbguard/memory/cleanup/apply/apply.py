@@ -29,7 +29,7 @@ from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import NOTICED, Facts, PoolId, Reading
 from nbguard.memory.core.references.graph import nbytes_of, reach_of_roots, storages_of, without
 from nbguard.memory.core.references.holders import idle_gradients, zero_gradients_of
-from nbguard.memory.core.segments.requests import left_pools
+from nbguard.memory.core.requests import left_pools
 from nbguard.memory.scan.devices.counters import Counters
 from nbguard.memory.scan.devices.cuda import (
     device_facts,

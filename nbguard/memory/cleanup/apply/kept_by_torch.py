@@ -10,10 +10,9 @@ from typing import Any
 
 from nbguard.errors import NbguardError
 from nbguard.memory.core.facts import PoolId
-from nbguard.memory.core.segments.requests import with_free_segments
+from nbguard.memory.core.requests import with_free_segments
 from nbguard.memory.scan.devices.cuda import segments_by_device
-from nbguard.memory.scan.devices.kept_memory import pinned_facts
-from nbguard.memory.scan.private_pools import remember_left_pools
+from nbguard.memory.scan.devices.kept_memory import pinned_facts, remember_left_pools
 
 
 @dataclass

@@ -13,11 +13,11 @@ from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.advice import Advice, release_names, release_stale
 from nbguard.memory.core.analysis import DeviceAnalysis
 from nbguard.memory.core.facts import Facts, Segment, Target
+from nbguard.memory.core.pinning import BlockHolders, Unit
 from nbguard.memory.core.references.graph import nbytes_of
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.references.owner_sets import bits_of
-from nbguard.memory.core.segments.pinning import BlockHolders, Unit
-from nbguard.memory.core.segments.requests import SMALL_MAX, Room, rounded_to_blocks, segment_size
+from nbguard.memory.core.requests import SMALL_MAX, Room, rounded_to_blocks, segment_size
 
 _EXACT_STEPS = 1_000_000
 """Sets of names times questions on each: up to so many, every set is tried."""

@@ -9,8 +9,8 @@ from typing import Literal
 from nbguard.memory.cleanup.plan.builder import PlanBuilder
 from nbguard.memory.cleanup.plan.plan import Action, ActionKind
 from nbguard.memory.core import advice
+from nbguard.memory.core.advice import Finding, least_shown
 from nbguard.memory.core.facts import DEBUGGER, Facts, Graph
-from nbguard.memory.core.finding import Finding, least_shown
 from nbguard.memory.core.processes import WorkersFact, pids_text
 from nbguard.memory.core.references.graph import (
     DEFAULT,

@@ -14,10 +14,10 @@ from nbguard.memory.cleanup.figures import holdings_on
 from nbguard.memory.cleanup.plan.plan import Action, Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core import advice
-from nbguard.memory.core.advice import is_python
+from nbguard.memory.core.advice import Finding, is_python, least_shown
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis, Part, parts_of
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, Facts, Graph, Root, Target
-from nbguard.memory.core.finding import Finding, least_shown
+from nbguard.memory.core.pinning import BlockHolders, HolderPins, pins_of_holders
 from nbguard.memory.core.references.graph import (
     BASE,
     GRADIENT,
@@ -31,8 +31,7 @@ from nbguard.memory.core.references.graph import (
 )
 from nbguard.memory.core.references.holders import Holder, all_holders
 from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.core.segments.pinning import BlockHolders, HolderPins, pins_of_holders
-from nbguard.memory.core.segments.requests import doubtful_pools, given_back, pools_in_use
+from nbguard.memory.core.requests import doubtful_pools, given_back, pools_in_use
 from nbguard.render.result import Result
 from nbguard.texts import joined
 from nbguard.units import format_bytes

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.cleanup.plan.plan import LEFT_SHOWN, Action, Outcome, Plan, Verdict
 from nbguard.memory.core import advice
-from nbguard.memory.core.finding import least_of_rows, least_shown
-from nbguard.memory.core.views.device import zombies_blocks
+from nbguard.memory.core.advice import least_of_rows, least_shown
+from nbguard.memory.core.device_view import zombies_blocks
 from nbguard.render.html import Block, Line, Table, TableRow
-from nbguard.render.words import SENTENCE
+from nbguard.render.markup import SENTENCE
 from nbguard.texts import joined
 from nbguard.units import counted, format_bytes, format_column, unit_of
 

@@ -28,7 +28,7 @@ from nbguard.memory.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph, 
 from nbguard.memory.core.references.graph import STALE_KINDS, Edge, leading_to, nbytes_of, reach, reach_of_roots, storages_of
 from nbguard.memory.core.references.holders import workspace_blocks
 from nbguard.memory.core.references.partners import CleanupState, entries_of, kept_targets
-from nbguard.memory.core.segments.requests import doubtful_pools, given_back, pools_in_use
+from nbguard.memory.core.requests import doubtful_pools, given_back, pools_in_use
 from nbguard.texts import DEBUGGERS
 from nbguard.units import MiB, counted
 

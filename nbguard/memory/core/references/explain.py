@@ -59,7 +59,7 @@ class Why(Result):
     """The answer of `%gpumem why NAME`."""
 
     kind: ClassVar[str] = "why"
-    view: ClassVar[str] = "nbguard.memory.core.views.device:why_blocks"
+    view: ClassVar[str] = "nbguard.memory.core.device_view:why_blocks"
 
     name: str  # as the user wrote it
     what: str  # the object in a few words

@@ -29,7 +29,7 @@ from nbguard.memory.core.references.graph import (
     shortest_path,
 )
 from nbguard.memory.core.references.owner_sets import bits_of, contents_of, hashed, owners_of_nodes, owners_of_storages
-from nbguard.memory.core.segments.requests import PoolOwner, owner_of_pool
+from nbguard.memory.core.requests import PoolOwner, owner_of_pool
 from nbguard.units import counted
 
 # --- Gradients that idle Learners keep. A fit leaves them, as large as the model, and the next one makes them again.

@@ -11,10 +11,10 @@ from nbguard.memory.cleanup.plan.promises import freed_by, joined, needed, promi
 from nbguard.memory.core.advice import ONLY_WITH_KERNEL, Advice, copy_of_view, release_names
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts, Graph, Root
-from nbguard.memory.core.references.detaching import detached
 from nbguard.memory.core.references.explain import Path, Why, explain, path_to
 from nbguard.memory.core.references.graph import GRAPH, nbytes_of, reach, reach_of_roots, shortest_path, storages_of
 from nbguard.memory.core.references.owner_sets import bits_of
+from nbguard.memory.core.references.releases import detached
 from nbguard.memory.reports.notices.notice import NOT_SHOWN, Departure, Notice, StorageKey
 
 _KEY = re.compile(r"\[[^\]]*\]")

@@ -14,11 +14,10 @@ from nbguard.memory.cleanup.plan.promises import promised
 from nbguard.memory.core.advice import Advice, release_stale
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Root
-from nbguard.memory.core.references.detaching import detached
 from nbguard.memory.core.references.explain import Path
 from nbguard.memory.core.references.graph import GRAPH, STALE_KINDS, nbytes_of, reach, shortest_path, storages_of
 from nbguard.memory.core.references.owner_sets import components
-from nbguard.memory.core.references.releases import release_of_way
+from nbguard.memory.core.references.releases import detached, release_of_way
 from nbguard.memory.reports.notices.causes import (
     HeldStorages,
     held_storages,

@@ -15,8 +15,7 @@ from typing import Any
 
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, NvmlFacts, ProcessFact, Segment, Unavailable
 from nbguard.memory.core.gpu_models import GpuReading
-from nbguard.memory.scan.devices.kept_memory import cublas_workspace, cublaslt_workspace
-from nbguard.memory.scan.devices.library_pools import with_library_pools
+from nbguard.memory.scan.devices.kept_memory import cublas_workspace, cublaslt_workspace, with_library_pools
 from nbguard.memory.scan.devices.nvml import NvmlReader, group_limit, group_limits, place_on_bus, service_limit, unmatched
 from nbguard.memory.scan.devices.processes import identified
 from nbguard.memory.scan.devices.reserve import airbag_of, airbag_room, device_counters, without_reserve

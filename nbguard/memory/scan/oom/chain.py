@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.memory.core.facts import DeviceFacts, Segment
+from nbguard.memory.core.fragmentation import fragmentation, stranded_pages
 from nbguard.memory.core.oom_facts import OomKind, OomNote
-from nbguard.memory.core.segments.fragmentation import fragmentation, stranded_pages
-from nbguard.memory.core.segments.requests import Room
+from nbguard.memory.core.requests import Room
 from nbguard.memory.core.simulated import DEVICE as SIMULATED_DEVICE
 from nbguard.memory.scan.heap.kinds import mro_of, name_of, namespace_of
 from nbguard.texts import running_shell

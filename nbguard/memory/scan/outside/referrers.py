@@ -15,9 +15,7 @@ from nbguard.libraries import emptied_by
 from nbguard.memory.core.facts import EXPERIMENT_KINDS
 from nbguard.memory.scan.heap.kinds import KeptTypes, Types, attribute_of, module_namespace, name_of, namespace_of
 from nbguard.memory.scan.heap.walk import Walk, references_by_asking
-from nbguard.memory.scan.outside.graph_hooks import dicts_of_hooks, lead_to_hooks
-from nbguard.memory.scan.outside.holders import Holders, referrers_of
-from nbguard.memory.scan.outside.region import Region, Rooted
+from nbguard.memory.scan.outside.region import Holders, Region, Rooted, dicts_of_hooks, lead_to_hooks, referrers_of
 from nbguard.memory.scan.roots.frames import LiveRoot, frame_locals, is_of_interest, running_frames
 
 # --- Running threads as holders, by the registry of `threading` and by the variables of their functions.

@@ -18,9 +18,8 @@ from nbguard.memory.core.references.owner_sets import components
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
 from nbguard.memory.scan.heap.unwalked import fill_rest
 from nbguard.memory.scan.heap.walk import MORE_TENSORS, Walk, references_by_asking
-from nbguard.memory.scan.outside.graph_hooks import dicts_of_hooks, lead_to_hooks
 from nbguard.memory.scan.outside.referrers import entered_by, name_by_referrers, unnamed_roots
-from nbguard.memory.scan.outside.region import Region, below, references_of_cpp
+from nbguard.memory.scan.outside.region import Region, below, dicts_of_hooks, lead_to_hooks, references_of_cpp
 from nbguard.memory.scan.roots.frames import LiveRoot
 from nbguard.units import counted
 

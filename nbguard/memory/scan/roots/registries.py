@@ -10,6 +10,7 @@ import atexit
 import contextvars
 import functools
 import gc
+import logging
 import signal
 import sys
 import types
@@ -22,6 +23,7 @@ from nbguard.cell_names import cell_names
 from nbguard.memory.core.facts import RootKind
 from nbguard.memory.scan.heap.kinds import (
     Types,
+    attributes_of,
     module_namespace,
     module_namespaces,
     name_of,
@@ -29,8 +31,39 @@ from nbguard.memory.scan.heap.kinds import (
 )
 from nbguard.memory.scan.heap.referents import Referents
 from nbguard.memory.scan.roots.frames import DISPATCH, LiveRoot, frame_locals
-from nbguard.memory.scan.roots.loggers import logger_roots
 from nbguard.memory.scan.roots.tracebacks import PDB_VARIABLES
+
+# --- Things that loggers keep, which the register of Python's `logging` has for ever: their attributes, and their handlers'
+
+
+_OF_LOGGERS = frozenset({"name", "level", "parent", "propagate", "handlers", "disabled", "filters", "manager", "_cache"})
+"""Attributes of `logging`'s own."""
+_OF_LOGGING: Any = {"kind": "library", "module": "logging", "registry": "logger"}
+_PARTS = ("handlers", "filters")
+_CONTAINERS = Types((list, dict, set, deque))
+
+
+def logger_roots() -> Iterator[LiveRoot]:
+    """Yield the loggers with attributes of other code, and the collections of the handlers and filters of all the others.
+
+    A handler that keeps records back may keep the frames of an error with each.
+    """
+    for name, logger in {"": logging.root, **logging.root.manager.loggerDict}.items():
+        if type(logger) is logging.PlaceHolder:
+            continue
+        label, attributes = f"logging.getLogger({name!r})", attributes_of(logger) or {}
+        if any(key not in _OF_LOGGERS and type(value) not in _PLAIN for key, value in attributes.items()):
+            yield LiveRoot(label=label, objects=(logger,), what="attributes of a logger", **_OF_LOGGING)
+            continue
+        for parts in _PARTS:
+            listed = attributes.get(parts)
+            for place, part in enumerate(listed if type(listed) is list else ()):
+                for key, value in (attributes_of(part) or {}).items():
+                    if type(value) in _CONTAINERS and value:
+                        path = f"{label}.{parts}[{place}].{key}"
+                        what = f"records that a {name_of(type(part))} keeps back"
+                        yield LiveRoot(label=path, objects=(value,), what=what, **_OF_LOGGING)
+
 
 # --- The notebook's names and its output history, as roots.
 

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbguard.memory.scan.devices.allocation_sites import Sites
-from nbguard.render.words import clean, line_words
+from nbguard.memory.scan.devices.segments import Sites
+from nbguard.render.markup import clean, line_words
 from nbguard.training.doctor.analysis.export import ExportFailure, ValueDifference
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.export.branches import cond_call, where_statement

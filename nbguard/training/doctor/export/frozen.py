@@ -22,8 +22,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from nbguard.training.doctor.analysis.export import ExportAttempt, ExportFailure, FrozenValue
-from nbguard.training.doctor.analysis.serving import TOLERANCE
+from nbguard.training.doctor.analysis.export import TOLERANCE, ExportAttempt, ExportFailure, FrozenValue
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.digests import digest, tensors_in
 from nbguard.training.doctor.export.branches import where_statement

@@ -12,7 +12,7 @@ import torch
 from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.files import read_file, unreadable, write_file
 from nbguard.memory.scan.heap.kinds import name_of
-from nbguard.training.doctor.analysis.serving import GoldenFacts
+from nbguard.training.doctor.analysis.export import GoldenFacts
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.digests import tensors_in
 from nbguard.training.doctor.export.copies import shared_copy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.training.lint.rule import Rule
+from nbguard.training.lint.program import Rule
 from nbguard.training.lint.rules import evaluation, graphs, holders, steps, waits
 
 MODULES = (graphs, holders, evaluation, waits, steps)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from nbguard.training.lint.program import Function, ParsedProgram
-from nbguard.training.lint.rule import Hit, put_around, put_behind, rule
+from nbguard.training.lint.program import Function, Hit, ParsedProgram, put_around, put_behind, rule
 from nbguard.training.lint.rules.graphs import is_trained
 
 

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from nbguard.cell_names import names_of
-from nbguard.training.lint.program import Function, ParsedProgram
-from nbguard.training.lint.rule import Hit, put_behind, rule
+from nbguard.training.lint.program import Function, Hit, ParsedProgram, put_behind, rule
 from nbguard.training.lint.rules.graphs import is_trained
 
 _CACHES = frozenset(["functools.lru_cache", "functools.cache"])

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from nbguard.cell_names import names_of
-from nbguard.training.lint.program import Loop, ParsedProgram
-from nbguard.training.lint.rule import Hit, put_around, rule
+from nbguard.training.lint.program import Hit, Loop, ParsedProgram, put_around, rule
 from nbguard.training.lint.rules.graphs import is_true
 from nbguard.training.lint.rules.waits import each_step, training_loops
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from nbguard.training.lint.program import Function, Loop, ParsedProgram
-from nbguard.training.lint.rule import Hit, put_around, rule
+from nbguard.training.lint.program import Function, Hit, Loop, ParsedProgram, put_around, rule
 from nbguard.training.lint.rules.graphs import is_trained
 from nbguard.training.lint.source import Edit
 

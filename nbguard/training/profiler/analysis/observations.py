@@ -14,13 +14,13 @@ from nbguard.memory.core.facts import Unavailable
 from nbguard.plain_data import check, from_plain, to_plain
 from nbguard.training.profiler import checks as fit_checks
 from nbguard.training.profiler.analysis.compare import FitSamples
-from nbguard.training.profiler.analysis.loader.slowest import LoaderFacts
-from nbguard.training.profiler.analysis.loader.verdict import LoaderRun, WorkerTuning
-from nbguard.training.profiler.analysis.memory.growth import KeptGraphs, MemoryObservations
+from nbguard.training.profiler.analysis.loader_verdict import LoaderRun, WorkerTuning
+from nbguard.training.profiler.analysis.memory_growth import KeptGraphs, MemoryObservations
 from nbguard.training.profiler.analysis.nonfinite import FiniteFacts
 from nbguard.training.profiler.analysis.operators import OperatorFacts
 from nbguard.training.profiler.analysis.ranks import RankObservations
 from nbguard.training.profiler.analysis.report import Ending, FitFinding, Group, LoaderVerdict, MemoryReport, Remedy, Timing
+from nbguard.training.profiler.analysis.slowest import LoaderFacts
 from nbguard.training.profiler.analysis.time.gpu import GpuObservations
 from nbguard.training.profiler.analysis.time.phase_log import PhaseLog, pack_log, unpack_log
 from nbguard.training.profiler.analysis.time.stacks import StackSamples

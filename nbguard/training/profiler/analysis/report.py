@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from nbguard.memory.core.facts import Unavailable
 from nbguard.render.result import Result
-from nbguard.training.profiler.analysis.loader.slowest import FileReading, LoaderPart, StoragePace
 from nbguard.training.profiler.analysis.operators import OperatorTable
+from nbguard.training.profiler.analysis.slowest import FileReading, LoaderPart, StoragePace
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.runs.analysis.record import RunRecord
 
@@ -221,7 +221,7 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """Bytes of one kind at the peak, in the words of `nbguard.training.profiler.analysis.memory.recorded_batch`."""
+    """Bytes of one kind at the peak, in the words of `nbguard.training.profiler.analysis.recorded_batch`."""
 
     name: str
     nbytes: int

@@ -6,13 +6,12 @@ from nbguard.training.profiler.checks.amp import AmpWatch
 from nbguard.training.profiler.checks.check import FitCheck
 from nbguard.training.profiler.checks.compiles import CompileWatch
 from nbguard.training.profiler.checks.fp16_range import RangeWatch
+from nbguard.training.profiler.checks.graphs import RetainWatch, UnusedGraphWatch
 from nbguard.training.profiler.checks.loop_names import LoopNameWatch
 from nbguard.training.profiler.checks.loss_input import LossInputWatch
 from nbguard.training.profiler.checks.optimizers import OptimizerWatch
-from nbguard.training.profiler.checks.retained_graphs import RetainWatch
 from nbguard.training.profiler.checks.switches import SwitchWatch
 from nbguard.training.profiler.checks.syncs import SyncWatch
-from nbguard.training.profiler.checks.unused_graphs import UnusedGraphWatch
 
 CHECKS: tuple[type[FitCheck], ...] = (
     AmpWatch,

@@ -17,8 +17,7 @@ from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of
 from nbguard.training.profiler.analysis.operations import FailedOperation
 from nbguard.training.profiler.analysis.report import FitFinding, Setting
-from nbguard.training.profiler.checks.async_scalars import AsyncScalars
-from nbguard.training.profiler.checks.check import FitFigures
+from nbguard.training.profiler.checks.check import AsyncScalars, FitFigures
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import counted

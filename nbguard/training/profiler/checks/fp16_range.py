@@ -17,9 +17,8 @@ from nbguard.texts import STOP_OPTION
 from nbguard.training.profiler.analysis.operations import LARGEST, module_words
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.checks.amp import autocast_dtypes
-from nbguard.training.profiler.checks.async_scalars import AsyncScalars
-from nbguard.training.profiler.checks.check import FitFigures
-from nbguard.training.profiler.checks.parameter_groups import groups_of
+from nbguard.training.profiler.checks.check import AsyncScalars, FitFigures
+from nbguard.training.profiler.checks.optimizer_facts import groups_of
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import counted
 

@@ -13,10 +13,19 @@ from typing import Any
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.analysis.time import phase_log
-from nbguard.training.profiler.checks.async_scalars import AsyncScalars
-from nbguard.training.profiler.checks.check import FitFigures
-from nbguard.training.profiler.checks.optimizer_facts import OptimizerFacts, OptimizersFacts, UnusedGradients
-from nbguard.training.profiler.checks.parameter_groups import Group, Rates, Values, fusible, groups_of, is_looped, torchs
+from nbguard.training.profiler.checks.check import AsyncScalars, FitFigures
+from nbguard.training.profiler.checks.optimizer_facts import (
+    Group,
+    OptimizerFacts,
+    OptimizersFacts,
+    Rates,
+    UnusedGradients,
+    Values,
+    fusible,
+    groups_of,
+    is_looped,
+    torchs,
+)
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 

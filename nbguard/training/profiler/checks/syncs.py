@@ -12,14 +12,14 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from nbguard.memory.scan.devices.allocation_sites import Sites
+from nbguard.memory.scan.devices.segments import Sites
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.analysis.time.stacks import COMPREHENSIONS
 from nbguard.training.profiler.checks.check import FitFigures
-from nbguard.training.profiler.record.call_lines import CallsOnLines
 from nbguard.training.profiler.record.fit_bounds import Bodies, Body
+from nbguard.training.profiler.record.model_calls import CallsOnLines
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import format_time

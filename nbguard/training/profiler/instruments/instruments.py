@@ -24,13 +24,12 @@ from nbguard.training.profiler.analysis.time.gpu import GpuMark, GpuObservations
 from nbguard.training.profiler.analysis.time.phase_log import LogPosition, PhaseLog
 from nbguard.training.profiler.analysis.time.stacks import StackSamples
 from nbguard.training.profiler.checks.check import Instrument
-from nbguard.training.profiler.distributed.ranks import RankWatch
-from nbguard.training.profiler.instruments.loader.watch import LoaderWatch
-from nbguard.training.profiler.instruments.memory.categories import device_of
-from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
-from nbguard.training.profiler.instruments.memory.timeline import MemoryWatch
+from nbguard.training.profiler.instruments.loader_watch import LoaderWatch
+from nbguard.training.profiler.instruments.memory_counters import MemoryCounter, device_of
 from nbguard.training.profiler.instruments.operators import OperatorWatch
+from nbguard.training.profiler.instruments.rank_watch import RankWatch
 from nbguard.training.profiler.instruments.stack_sampler import OverheadWatch, StackSampler
+from nbguard.training.profiler.instruments.timeline import MemoryWatch
 from nbguard.training.profiler.nonfinite.nonfinite import FiniteWatch
 from nbguard.training.profiler.options import FitOptions
 from nbguard.training.profiler.record.learner_loop import LearnerLoop

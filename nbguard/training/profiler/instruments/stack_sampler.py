@@ -20,16 +20,15 @@ from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
-from nbguard.memory.scan.devices.allocation_sites import Sites
+from nbguard.memory.scan.devices.segments import Sites
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.libraries import below_packages, framework_folders, library_paths
 from nbguard.memory.scan.parked import hooks_of
 from nbguard.processor_time import thread_time_ns
 from nbguard.training.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples, known_call
-from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses
-from nbguard.training.profiler.nonfinite.loss_history import LossHistory
-from nbguard.training.profiler.record.call_lines import NAME
+from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses, LossHistory
 from nbguard.training.profiler.record.learner_loop import LearnerLoop
+from nbguard.training.profiler.record.model_calls import NAME
 from nbguard.training.profiler.record.recorder import Event, Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 

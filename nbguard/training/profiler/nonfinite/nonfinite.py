@@ -25,26 +25,30 @@ from nbguard.training.profiler.analysis.nonfinite import (
     what_of,
 )
 from nbguard.training.profiler.analysis.operations import FailedOperation
-from nbguard.training.profiler.checks.async_scalars import AsyncScalars
-from nbguard.training.profiler.checks.parameter_groups import groups_of
-from nbguard.training.profiler.instruments.memory.growth import operations_so_far
-from nbguard.training.profiler.nonfinite import nan_repair
-from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses
+from nbguard.training.profiler.checks.check import AsyncScalars
+from nbguard.training.profiler.checks.optimizer_facts import groups_of
+from nbguard.training.profiler.instruments.growth_watch import operations_so_far
+from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses, LossHistory, largest_parameter, peak_of
 from nbguard.training.profiler.nonfinite.float32_layers import loss_of_learner, losses_left
-from nbguard.training.profiler.nonfinite.loss_history import LossHistory, largest_parameter, peak_of
-from nbguard.training.profiler.nonfinite.operations.culprit import operation_in_graph, operation_of_hooks
-from nbguard.training.profiler.nonfinite.operations.operation_search import OperationSearch
-from nbguard.training.profiler.nonfinite.operations.replay import is_finite
-from nbguard.training.profiler.nonfinite.operations.source_lines import StepValues, lines_of
-from nbguard.training.profiler.nonfinite.origin import origin_of_backward, origin_of_gradient, origin_of_loss
-from nbguard.training.profiler.nonfinite.rerun import ForwardCall, ModuleCounters, NotPossibleError, autocast_of, device_type
-from nbguard.training.profiler.nonfinite.usual_gradients import (
+from nbguard.training.profiler.nonfinite.operation_replay import is_finite
+from nbguard.training.profiler.nonfinite.operation_search import (
+    OperationSearch,
     SkippedSteps,
     UsualGradients,
     as_one_number,
     by_kind,
     has_gradient,
 )
+from nbguard.training.profiler.nonfinite.origin import (
+    keep_first,
+    operation_in_graph,
+    operation_of_hooks,
+    origin_of_backward,
+    origin_of_gradient,
+    origin_of_loss,
+)
+from nbguard.training.profiler.nonfinite.rerun import ForwardCall, ModuleCounters, NotPossibleError, autocast_of, device_type
+from nbguard.training.profiler.nonfinite.source_lines import StepValues, lines_of
 from nbguard.training.profiler.record.fit_bounds import position_of
 from nbguard.training.profiler.record.recorder import Recorder, StopFit
 
@@ -450,7 +454,7 @@ class FiniteWatch:
         if not self._is_search:
             self._look_for_operation(origin, stops=stops, is_late=is_late)
         found_in = (model for model in models_of(self._calls) if name_of(type(model)) == origin.root)
-        nan_repair.keep(self._first, next(found_in, None))
+        keep_first(self._first, next(found_in, None))
         self._recorder.unsubscribe("forward", self._forward)
         self._is_counting = False
         if stops:

@@ -15,8 +15,7 @@ from nbguard.memory.scan.roots.frames import frame_locals, frame_of
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import STEPPED, Recorder
-from nbguard.training.profiler.record.rehearsal import Rehearsal, Rehearsed
-from nbguard.training.profiler.record.torch_loop import TorchLoop
+from nbguard.training.profiler.record.torch_loop import Rehearsal, Rehearsed, TorchLoop
 
 # --- fastai's callbacks, timed by name, with their methods for events marked class by class, once a Learner has them.
 

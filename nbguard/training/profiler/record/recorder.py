@@ -18,10 +18,8 @@ from typing import Any, Literal, TypeVar, get_args
 from nbguard.memory.scan.parked import has_compiled
 from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
-from nbguard.training.profiler.record.fetch_turn import Turn
-from nbguard.training.profiler.record.log import BOUNDARY_CODES, Log
+from nbguard.training.profiler.record.log import BOUNDARY_CODES, Log, SampleSchedule, Turn
 from nbguard.training.profiler.record.model_calls import ModelCalls
-from nbguard.training.profiler.record.sampling import SampleSchedule
 
 Event = Literal[
     "batch",

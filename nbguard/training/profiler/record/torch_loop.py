@@ -6,6 +6,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -16,7 +17,32 @@ from nbguard.training.profiler.record.fit_bounds import Begins, FitBounds
 from nbguard.training.profiler.record.model_calls import CallArguments, weak_arguments
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import STEPPED, Recorder
-from nbguard.training.profiler.record.rehearsal import Rehearsal, Rehearsed
+
+# --- The calls of one batch around functions that do nothing, whose time is nbguard's own cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """nbguard's own calls in a batch: the calls in their order, the one that is given the loss apart."""
+
+    before: tuple[Callable[[], Any], ...]
+    loss: Callable[[Any], Any]
+    after: tuple[Callable[[], Any], ...]
+
+
+class Rehearsed:
+    """Stands in for an object of the user's where a batch is rehearsed."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    @staticmethod
+    def act(*_: Any) -> None:
+        """Do nothing."""
+
+
+# --- torch loop
+
 
 Function = Callable[..., Any]
 _ENGINE = "_engine_run_backward"

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from nbguard.memory.core import advice
 from nbguard.render.html import Block, FactLines, Fold, Head, Line, Listing, Picture, Point, Points, Table, TableRow
-from nbguard.render.words import NAME, clean
+from nbguard.render.markup import NAME, clean
 from nbguard.texts import joined
-from nbguard.training.profiler.analysis.loader.slowest import FileReading, LoaderPart, StoragePace
 from nbguard.training.profiler.analysis.operators import OperatorTable
 from nbguard.training.profiler.analysis.report import (
     Comparison,
@@ -27,6 +26,7 @@ from nbguard.training.profiler.analysis.report import (
     WorkerTrial,
     gravest_first,
 )
+from nbguard.training.profiler.analysis.slowest import FileReading, LoaderPart, StoragePace
 from nbguard.training.profiler.render.chart import (
     brief_time_blocks,
     epoch_blocks,

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from nbguard.errors import DamagedDataError, RankFactsError
 from nbguard.plain_data import Within, from_plain, to_plain
-from nbguard.render.words import clean, numbered
+from nbguard.render.markup import clean, numbered
 from nbguard.units import format_time
 
 RankState: TypeAlias = Literal["running", "ended", "raised", "died", "unknown"]

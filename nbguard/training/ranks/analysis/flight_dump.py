@@ -16,7 +16,7 @@ from typing import Any
 from nbguard.errors import RankFactsError, SnapshotError
 from nbguard.libraries import calling_modules
 from nbguard.memory.allocator.snapshot.unpickle import unpickle
-from nbguard.render.words import clean, line_words
+from nbguard.render.markup import clean, line_words
 from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankPlace
 from nbguard.training.ranks.analysis.facts import Caller, CollectiveCall, RankFault
 

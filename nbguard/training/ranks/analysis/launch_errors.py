@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from nbguard.errors import RankFactsError
 from nbguard.render.html import Block, Line, Table, TableRow, Title
+from nbguard.render.markup import clean
 from nbguard.render.result import Result
-from nbguard.render.words import clean
 from nbguard.training.ranks.analysis.diagnosis import is_echo
 from nbguard.training.ranks.analysis.facts import ranks_words
 from nbguard.training.ranks.analysis.flight_dump import Frames, user_line

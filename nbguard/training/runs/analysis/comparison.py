@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 
 from nbguard.libraries import distributions
 from nbguard.render.html import Block, Line, Listing, Table, TableRow, Title
+from nbguard.render.markup import clean
 from nbguard.render.result import Result
-from nbguard.render.words import clean
 from nbguard.training.runs.analysis.record import TOPICS, RunRecord, Topic
 
 

@@ -11,8 +11,8 @@ from nbguard.memory.core import advice
 from nbguard.memory.core.advice import SAVE_RECORD
 from nbguard.plain_data import Within, from_plain
 from nbguard.render.html import Block, FactLines, Line, Section, Table, TableRow, Title
+from nbguard.render.markup import clip
 from nbguard.render.result import Result
-from nbguard.render.words import clip
 from nbguard.units import counted
 
 Topic = Literal[

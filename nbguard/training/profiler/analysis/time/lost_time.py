@@ -7,13 +7,12 @@ from dataclasses import replace
 from statistics import median
 
 from nbguard.libraries import setting
-from nbguard.render.words import line_words
+from nbguard.render.markup import line_words
 from nbguard.training.profiler.analysis.report import FitFinding, Group, TimeRow, Timing
 from nbguard.training.profiler.analysis.time import phase_log
-from nbguard.training.profiler.analysis.time.batches import Batch, Batches
+from nbguard.training.profiler.analysis.time.batches import Batch, Batches, steady_batches
 from nbguard.training.profiler.analysis.time.hot_code import HotCode, HotKind
 from nbguard.training.profiler.analysis.time.stacks import CELL, KNOWN_CALLS, StackLine, StackSamples
-from nbguard.training.profiler.analysis.time.timing import steady_batches
 from nbguard.units import counted, format_time
 
 LARGE = 0.10

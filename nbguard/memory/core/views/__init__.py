@@ -1,1 +1,0 @@
-"""Results about memory as blocks of text and figures."""

@@ -1,1 +1,0 @@
-"""A fit's loaders, with the cost of a fetch, the verdict, the advice."""

@@ -1,1 +1,0 @@
-"""A fit's memory, with categories at the peak, growth, holders."""

@@ -1,1 +1,0 @@
-"""Ranks of a distributed fit, with exchange of results, signs of life, the watchdog."""

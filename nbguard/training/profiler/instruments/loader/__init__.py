@@ -1,1 +1,0 @@
-"""Instruments for DataLoaders and their workers."""

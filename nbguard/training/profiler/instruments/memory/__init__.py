@@ -1,1 +1,0 @@
-"""Instruments for memory, such as counters, categories, growth, recorded allocations."""
