@@ -32,6 +32,7 @@ from nbguard.memory.scan.learners import describe
 from nbguard.memory.scan.parked import fixed_storages
 from nbguard.memory.scan.pause import keep_garbage
 from nbguard.memory.scan.scan import Notebook, Scan, scan
+from nbguard.memory.scan.shown_targets import targets_of
 from nbguard.memory.scan.targets import (
     is_computed,
     lookup,
@@ -39,7 +40,6 @@ from nbguard.memory.scan.targets import (
     parse_target,
     refuse_unknown_attribute,
     resolve_targets,
-    targets_of,
 )
 from nbguard.units import parse_bytes
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from nbguard.memory.cleanup.apply.allocator_history import start, stop
-from nbguard.memory.core.facts import DEFAULT_ENTRIES
+from nbguard.memory.core.recording import DEFAULT_ENTRIES
 
 _ROUNDS, _TIMES = 9, 20_000
 

@@ -21,7 +21,8 @@ import nbguard
 from nbguard.errors import DamagedDataError, NbguardError, RankFactsError, RunRecordError
 from nbguard.frontend.cli import main
 from nbguard.frontend.cluster.analysis import engine_of, report_of
-from nbguard.frontend.gpu_leaks.results import GpuLeaks, HeldMemory, MemoryOfTest, comment_on, read_result
+from nbguard.frontend.gpu_leaks.results import GpuLeaks, HeldMemory, MemoryOfTest
+from nbguard.frontend.gpu_leaks.summary import comment_on, read_result
 from nbguard.frontend.sidebar.protocol.messages import BadRequest, parse
 from nbguard.render.result import Result
 from nbguard.training.ranks.analysis.facts import CollectiveCall, RankFacts, to_text

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.frontend.mcp.access import consents, give, take_back
+from nbguard.frontend.mcp.consent import consents, give, take_back
 
 
 def test_a_consent_is_private_and_names_its_kernel(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_file_that_others_can_read_or_a_link_is_no_consent(tmp_path: Path) -> 
 
 
 def test_the_consent_of_a_kernel_that_was_killed_is_none_and_goes(tmp_path: Path) -> None:
-    program = "import sys, pathlib; from nbguard.frontend.mcp.access import give; give(pathlib.Path(sys.argv[1]), '')"
+    program = "import sys, pathlib; from nbguard.frontend.mcp.consent import give; give(pathlib.Path(sys.argv[1]), '')"
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "kernel.json")], check=True, cwd=Path.cwd())
     (left,) = tmp_path.iterdir()
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nbguard.errors import NbguardError
-from nbguard.frontend.mcp.access import consents
+from nbguard.frontend.mcp.consent import consents
 from nbguard.frontend.mcp.kernels import COMM, KernelRequest, Kernels
 from nbguard.memory.core import advice
 from tests.kernels import Kernel, Zygote, wait_until

@@ -16,9 +16,9 @@ from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.advice import release_names
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.facts import Recording
 from nbguard.memory.core.gpu_models import GpuReading, Gpus
 from nbguard.memory.core.processes import Zombies
+from nbguard.memory.core.recording import Recording
 from nbguard.memory.core.references.explain import explain
 from nbguard.memory.core.simulated import SimulationState
 from nbguard.memory.reports.memory_map import build_map

@@ -9,7 +9,7 @@ import pytest
 from nbguard import what_if
 from nbguard.frontend.notebook.magics import snapshots
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Trace
-from nbguard.memory.core.facts import Recording
+from nbguard.memory.core.recording import Recording
 from nbguard.memory.scan import progress
 from nbguard.memory.snapshots.save import SnapshotFiles
 from nbguard.memory.snapshots.whatif import WhatIfs

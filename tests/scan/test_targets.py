@@ -16,7 +16,8 @@ from nbguard.errors import TargetError
 from nbguard.frontend.notebook.magics.command_line import split
 from nbguard.memory.scan.roots.registries import Cells
 from nbguard.memory.scan.scan import Notebook
-from nbguard.memory.scan.targets import resolve_targets, targets_of
+from nbguard.memory.scan.shown_targets import targets_of
+from nbguard.memory.scan.targets import resolve_targets
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import nbguard
 from nbguard.errors import NbguardError
-from nbguard.training.survive.state import Generators, StateBefore
+from nbguard.training.survive.generators import Generators
+from nbguard.training.survive.state import StateBefore
 from tests.survive.planted import MESSAGE, Planted, TooLarge, every_place, largest_difference, net
 
 

@@ -291,7 +291,8 @@ def mcp(options: argparse.Namespace) -> int:
         if not Path(folder).is_dir():
             raise NbguardError(f"{folder} is not a folder")
     try:
-        from nbguard.frontend.mcp.file_tools import ServerPermissions, serve
+        from nbguard.frontend.mcp.file_tools import ServerPermissions
+        from nbguard.frontend.mcp.server import serve
     except ImportError as error:
         missing = str(error.name).partition(".")[0]
         raise NbguardError(f"the server needs the package {missing}: run  pip install 'nbguard[mcp]'  and try again") from None

@@ -20,7 +20,8 @@ from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocat
 
 from nbguard.errors import in_one_line, line_of
 from nbguard.frontend.gpu_leaks.births import TEST, TensorBirths, judge
-from nbguard.frontend.gpu_leaks.results import DEVICE, JUDGED, MEMORY, PROBLEM, HeldMemory, LeakSummary, MemoryOfTest
+from nbguard.frontend.gpu_leaks.results import HeldMemory, MemoryOfTest
+from nbguard.frontend.gpu_leaks.summary import DEVICE, JUDGED, MEMORY, PROBLEM, LeakSummary
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.reports.notices.notice import StorageKey
 from nbguard.memory.scan.devices.counters import counted_devices

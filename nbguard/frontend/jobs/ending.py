@@ -15,7 +15,7 @@ from nbguard.errors import in_one_line, line_of
 from nbguard.frontend.jobs.failures import RankFailure
 from nbguard.frontend.jobs.folder import place_of_process, write_failure
 from nbguard.memory.out_of_memory.card import build_card
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.oom.chain import find_in_chain, ran_out
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.render.text import blocks_text, workflow_command

@@ -10,7 +10,8 @@ from queue import Empty
 from typing import Annotated, Any
 
 from nbguard.errors import NbguardError
-from nbguard.frontend.mcp.access import NO_KERNEL, Consent, OpenKernel, OpenKernels, consents
+from nbguard.frontend.mcp.access import NO_KERNEL, OpenKernel, OpenKernels
+from nbguard.frontend.mcp.consent import Consent, consents
 from nbguard.memory.core import advice
 from nbguard.plain_data import check, to_plain
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbguard.api import plan_in, why
 from nbguard.errors import DamagedDataError, NbguardError, line_of
-from nbguard.frontend.mcp import access
+from nbguard.frontend.mcp import consent as consents
 from nbguard.frontend.mcp.access import AssistantAccess, WaitingPlan
 from nbguard.frontend.mcp.kernels import COMM, KernelRequest
 from nbguard.frontend.mcp.tools import (
@@ -39,7 +39,7 @@ from nbguard.plain_data import from_plain
 from nbguard.render.result import Result
 
 if TYPE_CHECKING:
-    from nbguard.frontend.mcp.access import Consent
+    from nbguard.frontend.mcp.consent import Consent
     from nbguard.frontend.notebook.session_memory import NoticeSwitch, SessionMemory
 
 _KEPT = 20
@@ -259,19 +259,19 @@ class AssistantSwitch:
         """
         if self._consent is None:
             try:
-                self._consent, self._file = access.give(_connection_file(), os.environ.get("JPY_SESSION_NAME", ""))
+                self._consent, self._file = consents.give(_connection_file(), os.environ.get("JPY_SESSION_NAME", ""))
             except OSError as error:
                 raise NbguardError(f"the consent cannot be written next to the connection file: {error.strerror}") from None
             self._channel = AssistantChannel(self._shell.kernel, self._answer)
-            atexit.register(access.take_back, self._consent, self._file)  # nothing of the session: it would be held by it
+            atexit.register(consents.take_back, self._consent, self._file)  # nothing of the session: it would be held by it
         return self.access
 
     def turn_off(self) -> AssistantAccess:
         """Let no assistant look any more; forget its plans."""
         if self._channel is not None and self._consent is not None:
             self._channel.close()
-            access.take_back(self._consent, self._file)
-            atexit.unregister(access.take_back)
+            consents.take_back(self._consent, self._file)
+            atexit.unregister(consents.take_back)
             self._answers.plans = ProposedPlans()
         self._consent = self._channel = None
         return self.access

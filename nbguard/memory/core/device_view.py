@@ -9,9 +9,10 @@ from datetime import datetime
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import least_of_rows
 from nbguard.memory.core.analysis import DevicePart, Part
-from nbguard.memory.core.facts import ENTRY_BYTES, ProcessFact, Recording
+from nbguard.memory.core.facts import ProcessFact
 from nbguard.memory.core.gpu_models import GpuReading, Gpus
 from nbguard.memory.core.processes import DeviceProcess, DiagnosedProcess, Zombies, basename, connection_of, pids_text
+from nbguard.memory.core.recording import ENTRY_BYTES, Recording
 from nbguard.memory.core.references.explain import Path, Why
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.requests import Pool

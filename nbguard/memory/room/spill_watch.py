@@ -19,7 +19,7 @@ from nbguard.memory.room.device import RoomDevice, Traveller
 from nbguard.memory.room.make_room import move_out_and_back, park_without_place, travellers_in
 from nbguard.memory.room.plan import obstacle, reasons_to_stay
 from nbguard.memory.room.spill import AirbagState, names_of_spilled
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.scan import Notebook, Scan, scan
 from nbguard.units import MiB, parse_bytes
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves
 
-from nbguard.memory.scan.devices.segments import Sites, stack_of
+from nbguard.memory.scan.devices.allocation_sites import Sites, stack_of
 
 # --- Subclasses of tensors while a mode is entered.
 

@@ -15,12 +15,8 @@ from typing import Any
 from nbguard.cell_names import cell_names
 from nbguard.errors import TargetError
 from nbguard.memory.core import advice
-from nbguard.memory.core.facts import Graph, Target
-from nbguard.memory.core.references.explain import explain_unheld, is_explained
-from nbguard.memory.core.references.holders import unheld
-from nbguard.memory.core.references.shown_paths import HOOK, is_written, targets_written
+from nbguard.memory.core.facts import Target
 from nbguard.memory.scan.heap.kinds import Types, attributes_of, is_frozen, loaded_class, mro_of, name_of, namespace_of
-from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.spelling import did_you_mean
 
 # --- Columns and elements of pandas' tables, with the reference that `del` takes away, read from pandas' own blocks.
@@ -361,61 +357,3 @@ def _no_attribute(owner: Any, name: str, text: str) -> TargetError:
     question = did_you_mean(name, sorted(each for each in have if type(each) is str and not each.startswith("_")))
     said = f"{text} does not exist: {name_of(type(owner))} has no such attribute"
     return TargetError(f"{said}; {question}" if question else said)
-
-
-# --- Targets as a report shows them, as names, expressions, or paths that only the last scan knows
-
-
-def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
-    """Return the targets of texts, in order; TargetError, before anything is touched, if one of them does not exist.
-
-    A text that is no name or part of one is looked for among the paths of a report. These have blanks: texts that follow each
-    other are read as one where only that is such a path.
-    """
-    texts = [*texts]
-    refused: TargetError | None = None
-    try:
-        resolved = resolve_targets(texts, notebook.namespace, notebook.out, notebook.hidden)
-    except TargetError as error:
-        resolved, refused = (), error
-    if "torch" not in sys.modules or (refused is None and not any(map(_may_be_a_path, resolved))):
-        if refused is not None:
-            raise refused
-        return resolved
-    facts = scan(notebook).facts
-    graph, line = facts.graph, " ".join(texts)
-    row = next((row for device in facts.devices for row in unheld(facts, device) if row.label == line), None)
-    if row is not None and is_explained(row):
-        way = explain_unheld(row).paths[0]
-        raise TargetError(f"{line}: {way.advice.effect}" + (": " + way.advice.command if way.advice.command else ""))
-    return tuple(target for text in joined(texts, graph) for target in _targets(text, graph, notebook))
-
-
-def _may_be_a_path(target: Target) -> bool:
-    """Say whether a report may mean by a text the contents of a library's class or global, not the class itself."""
-    return "." in target.root or not target.root
-
-
-def joined(texts: list[str], graph: Graph) -> list[str]:
-    """Return the texts, those that make up one path of a report joined by blanks: the longest such first."""
-    found, at = list[str](), 0
-    while at < len(texts):
-        ends = range(len(texts), at + 1, -1)
-        end = next((end for end in ends if is_written(graph, " ".join(texts[at:end]))), at + 1)
-        found.append(" ".join(texts[at:end]))
-        at = end
-    return found
-
-
-def _targets(text: str, graph: Graph, notebook: Notebook) -> tuple[Target, ...]:
-    is_of_library = any(root.kind == "library" and text.startswith(root.label) for root in graph.roots)
-    try:
-        resolved = resolve_targets([text], notebook.namespace, notebook.out, notebook.hidden)
-    except TargetError:
-        if written := targets_written(graph, text):
-            return written
-        raise
-    if is_of_library or (not resolved[0].is_known and HOOK.search(text)):
-        return targets_written(graph, text) or resolved
-    refuse_fixed(text, notebook.namespace, notebook.out)
-    return resolved

@@ -15,7 +15,6 @@ from nbguard.errors import NbguardError, SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version, segment_size
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import (
-    DEFAULT_ENTRIES,
     AirbagFact,
     AllocatorStats,
     Block,
@@ -23,13 +22,12 @@ from nbguard.memory.core.facts import (
     Facts,
     NvmlFacts,
     ProcessFact,
-    Recording,
     Segment,
     TickReading,
-    check_entries,
 )
 from nbguard.memory.core.gpu_models import gpu_size
 from nbguard.memory.core.oom_facts import AllocatorCounts, OomNote
+from nbguard.memory.core.recording import DEFAULT_ENTRIES, Recording, check_entries
 from nbguard.memory.core.simulated import DEVICE, NAME, TRACKED, Simulated, on_simulated
 from nbguard.memory.out_of_memory.card import OomCard, build_card
 from nbguard.memory.reports.memory_map import MemoryMap, build_map
@@ -40,7 +38,8 @@ from nbguard.memory.scan.oom.chain import NOTES, as_torch_writes, cell_now, with
 from nbguard.memory.scan.oom.failed_runs import full_collections
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.memory.scan.storage_events import StorageMode
-from nbguard.memory.simulation.device import RESERVE, SimulatedDevice, SimulatedHistory, SimulatedRoom
+from nbguard.memory.simulation.device import RESERVE, SimulatedDevice, SimulatedHistory
+from nbguard.memory.simulation.room import SimulatedRoom
 from nbguard.units import format_bytes
 
 _TorchOutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError

@@ -17,8 +17,9 @@ from nbguard.files import write_files
 from nbguard.memory.allocator.snapshot.read import sidecar_data, sidecar_path
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, holder_frame, parse_snapshot
 from nbguard.memory.cleanup.apply.allocator_history import recording, start, stop
-from nbguard.memory.core.facts import DEFAULT_ENTRIES, DeviceFacts, Facts, Recording
+from nbguard.memory.core.facts import DeviceFacts, Facts
 from nbguard.memory.core.pinning import BlockHolders, paths_to
+from nbguard.memory.core.recording import DEFAULT_ENTRIES, Recording
 from nbguard.memory.core.references.holders import holdings, workspace_blocks
 from nbguard.memory.core.simulated import NAME
 from nbguard.memory.scan.devices.cuda import allocator_settings, device_facts, memory_fraction, tracked_device

@@ -31,7 +31,7 @@ def await_cuda(cell: int | None = None) -> bool:
 
 def _note() -> None:
     """Note the innermost line of the stack that is the user's own."""
-    from nbguard.memory.scan.devices.segments import Sites, stack_of
+    from nbguard.memory.scan.devices.allocation_sites import Sites, stack_of
 
     if not _seen:
         _seen.append(Sites().of(stack_of(sys._getframe(1))))

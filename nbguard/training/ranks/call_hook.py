@@ -17,7 +17,7 @@ from itertools import count
 from types import CellType, CodeType, FrameType
 from typing import Any
 
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.training.ranks.analysis.facts import CollectiveCall
 
 # --- The last calls of a rank, in a part of its mapped file, where they outlive a killed process and others may read them.

@@ -14,7 +14,7 @@ from typing import Any
 
 from nbguard.errors import RankFactsError
 from nbguard.files import read_file
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.render.markup import clean
 from nbguard.training.ranks.analysis.facts import Caller
 from nbguard.training.ranks.analysis.flight_dump import caller_of

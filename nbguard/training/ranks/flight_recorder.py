@@ -13,7 +13,7 @@ from typing import Any
 
 from nbguard.errors import RankFactsError
 from nbguard.files import read_file, unreadable
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.training.ranks.analysis.causes import diagnosed
 from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis
 from nbguard.training.ranks.analysis.facts import MOST_RANKS, CollectiveCall, RankFacts, from_text, job_of

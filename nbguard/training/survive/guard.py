@@ -14,7 +14,7 @@ from typing import Any
 from weakref import ref
 
 from nbguard.memory.scan.oom.chain import read
-from nbguard.training.survive.changes import ChangeLog, SurvivalChange, collectives_so_far, is_alone, no_collectives
+from nbguard.training.survive.changes import ChangeLog, SurvivalChange
 from nbguard.training.survive.pieces import (
     DividableCall,
     GuardedForward,
@@ -26,6 +26,7 @@ from nbguard.training.survive.pieces import (
     tensors_of,
     try_small,
 )
+from nbguard.training.survive.ranks import collectives_so_far, is_alone, no_collectives
 from nbguard.training.survive.state import (
     StateBefore,
     add_gradients,

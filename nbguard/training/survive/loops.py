@@ -14,8 +14,9 @@ from nbguard.libraries import DEFAULT_EXPERIMENT, StepMethod, model_parts, steps
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.learners import experiment_of
 from nbguard.texts import printable
-from nbguard.training.survive.changes import SurvivalChange, without_ddp
+from nbguard.training.survive.changes import SurvivalChange
 from nbguard.training.survive.guard import Guard, is_out_of_memory
+from nbguard.training.survive.ranks import without_ddp
 
 
 class survive:  # noqa: N801 - used like a function

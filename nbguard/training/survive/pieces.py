@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from nbguard.memory.scan.oom.chain import ran_out
-from nbguard.training.survive.changes import is_alone, sharding
-from nbguard.training.survive.state import HostGenerators, mark_of
+from nbguard.training.survive.generators import HostGenerators, mark_of
+from nbguard.training.survive.ranks import is_alone, sharding
 
 # --- The stand-in for the `forward` of a module: a guard sees its calls by it.
 

@@ -139,7 +139,7 @@ def show_moment(shell: Any, options: argparse.Namespace, memory: SessionMemory) 
 
 def _record(state: str | None, entries: int | None, simulation: Simulation | None) -> Any:
     from nbguard.memory.cleanup.apply.allocator_history import recording, start, stop
-    from nbguard.memory.core.facts import DEFAULT_ENTRIES
+    from nbguard.memory.core.recording import DEFAULT_ENTRIES
 
     if simulation is not None:
         kept = DEFAULT_ENTRIES if entries is None else entries

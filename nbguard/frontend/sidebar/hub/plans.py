@@ -55,7 +55,7 @@ from nbguard.memory.reports.report import build_report
 from nbguard.memory.scan.devices.counters import Counters
 from nbguard.memory.scan.parked import fixed_storages, parked_facts
 from nbguard.memory.scan.scan import Notebook, Scan, TimedScan, scan
-from nbguard.memory.scan.targets import targets_of
+from nbguard.memory.scan.shown_targets import targets_of
 
 if TYPE_CHECKING:
     from nbguard.memory.snapshots.moment import RecordedHistory
@@ -299,7 +299,7 @@ class RequestHandler:
         self._history = None
 
     def _moment(self, device: int | None, event: int | None) -> MomentView:
-        from nbguard.frontend.sidebar.protocol.memory_state import moment_view
+        from nbguard.frontend.sidebar.protocol.moment import moment_view
 
         self._history = self._history or self._read_history()
         return moment_view(self._history, device, event)

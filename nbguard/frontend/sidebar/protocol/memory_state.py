@@ -11,10 +11,8 @@ from nbguard.frontend.sidebar.protocol.state import (
     DeviceSegments,
     FindingLine,
     FixRow,
-    HeldThen,
     HolderRow,
     MemoryState,
-    MomentView,
     OomView,
     Piece,
     PieceKind,
@@ -22,22 +20,18 @@ from nbguard.frontend.sidebar.protocol.state import (
     UnlistedHolders,
 )
 from nbguard.frontend.sidebar.protocol.ticks import fitting, json_bytes, truncate_utf8
-from nbguard.memory.allocator.model.settings import DEFAULT_POOL
 from nbguard.memory.cleanup.plan.parking import default_plan, pins_of
 from nbguard.memory.core.advice import least_shown
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import PoolId, Segment
 from nbguard.memory.core.fragmentation import free_runs, returnable_part
 from nbguard.memory.core.pinning import HolderPins
-from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.out_of_memory.card import OomCard, asked_words, build_card
 from nbguard.memory.out_of_memory.fixes import Fix
 from nbguard.memory.out_of_memory.rerun import VERDICT_TEXTS, RerunVerdict
 from nbguard.memory.reports.findings import find
 from nbguard.memory.reports.notices.notice import Notice
 from nbguard.memory.reports.notices.view import notice_sentence
-from nbguard.memory.snapshots.moment import RecordedHistory
-from nbguard.memory.snapshots.moment_view import event_words, peak_words
 from nbguard.units import counted, format_bytes
 
 # --- The segments of a device for a sidebar, with strips to draw, the largest request, the holder that stands in its way.
@@ -285,50 +279,3 @@ def _fix(fix: Fix) -> FixRow:
     first = "after this line, " if fix.commands and fix.is_of_smaller_run else ""
     words = f"{VERDICT_TEXTS[fix.verdict]}: {first}" + truncate_utf8(fix.words, _SENTENCE)
     return FixRow(words, fix.nbytes, tuple(map(truncate_utf8, fix.commands)))
-
-
-# --- A moment of the allocator's recorded history, for a sidebar
-
-
-_MOMENT_HOLDERS = 8
-_MOMENT_STRIPS = 16
-"""Segments that are drawn alone."""
-
-
-def moment_view(history: RecordedHistory, device: int | None, event: int | None) -> MomentView:
-    """Return a device after an event; None stands for the first device that has a history, and for its peak.
-
-    An event after the last one is the last one.
-
-    Raises:
-        SnapshotError: the history has no events, or not of this device; or a trace contradicts its end.
-    """
-    number = history.devices[0] if device is None and history.devices else device
-    if event is not None and number in history.devices:
-        event = min(event, history.of(number).events)
-    moment = history.at("peak" if event is None else event, number)
-    (then,), (report,) = moment.devices, moment.report.report.devices
-    number = int(then.device.removeprefix("cuda:"))
-    segments = history.segments(number, then.event)
-    private = {segment.pool for segment in segments} - {DEFAULT_POOL}
-    sentences = (event_words(then), peak_words(then, report.holders), *moment.report.notes)
-    return MomentView(
-        device=number,
-        devices=history.devices,
-        event=then.event,
-        events=then.events,
-        peak=then.peak_event,
-        refused=history.of(number).refused,
-        sentences=tuple(map(truncate_utf8, sentences)),
-        course=tuple(point.allocated for point in then.course),
-        segments=len(segments),
-        strips=strips(segments, private, _MOMENT_STRIPS),
-        holders=tuple(_holders(report.holders)),
-    )
-
-
-def _holders(rows: Sequence[Holder]) -> Iterator[HeldThen]:
-    for row in rows[:_MOMENT_HOLDERS]:
-        yield HeldThen(truncate_utf8(row.label), row.retained)
-    if more := rows[_MOMENT_HOLDERS:]:
-        yield HeldThen(f"{len(more)} more", sum(row.retained for row in more))

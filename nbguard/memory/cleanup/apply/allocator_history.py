@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from nbguard.errors import NbguardError, NoTorchError
-from nbguard.memory.core.facts import DEFAULT_ENTRIES, Recording, check_entries
+from nbguard.memory.core.recording import DEFAULT_ENTRIES, Recording, check_entries
 from nbguard.memory.scan.oom.chain import cell_now
 
 _NEEDED = frozenset({"enabled", "context", "stacks", "max_entries"})

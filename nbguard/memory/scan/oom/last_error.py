@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from nbguard.libraries import training_functions
 from nbguard.memory.core.oom_facts import HOST_KINDS, AllocatorCounts, CodeLine, EarlierFailure, OomFact
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.devices.host import host_facts
-from nbguard.memory.scan.devices.segments import Sites
 from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of, name_of, namespace_of
 from nbguard.memory.scan.learners import experiment_of
 from nbguard.memory.scan.oom.chain import find_in_chain, is_exception, note_of, slot

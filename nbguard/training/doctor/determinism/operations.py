@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.training.doctor.analysis.step_trace import Mode, OperationFact
 from nbguard.training.doctor.determinism.digests import digest, tensors_in

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.render.markup import clean, line_words
 from nbguard.training.doctor.analysis.export import ExportFailure, ValueDifference
 from nbguard.training.doctor.determinism.batch import TrialBatch

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nbguard.libraries import learner_packages
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import attribute_of, attributes_of, mro_of, name_of, namespace_of
 from nbguard.render.markup import line_words
 from nbguard.training.doctor.analysis.export import BatchChange

@@ -12,7 +12,7 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.training.profiler.analysis.report import FitFinding

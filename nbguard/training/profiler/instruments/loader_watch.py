@@ -19,7 +19,7 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, namespace_of
 from nbguard.memory.scan.learners import worker_count
 from nbguard.training.profiler.analysis.slowest import FetchFunction, FetchStep, LoaderFacts, PythonRows

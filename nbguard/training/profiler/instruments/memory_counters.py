@@ -8,10 +8,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from typing import Any, Protocol
 
 from nbguard.memory.core.simulated import DEVICE
+from nbguard.memory.scan.devices.allocation_sites import Sites, stack_of
 from nbguard.memory.scan.devices.counters import heap_reader
 from nbguard.memory.scan.devices.cuda import memory_fraction
 from nbguard.memory.scan.devices.reserve import device_counters
-from nbguard.memory.scan.devices.segments import Sites, stack_of
 from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.graph_scan import look_at, tensors_of
 from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.parked import has_compiled
 from nbguard.training.profiler.analysis.operators import OperatorFacts, OperatorSpan, OperatorTime, added
 from nbguard.training.profiler.record.recorder import Recorder

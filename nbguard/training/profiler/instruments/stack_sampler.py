@@ -20,7 +20,7 @@ from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.libraries import below_packages, framework_folders, library_paths
 from nbguard.memory.scan.parked import hooks_of

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from nbguard.errors import NbguardError
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.graphs import sequence_of
 from nbguard.memory.scan.heap.kinds import attribute_of, mro_of
 from nbguard.memory.scan.parked import name_in_model

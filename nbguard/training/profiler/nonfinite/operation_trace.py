@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
 from nbguard.memory.scan.parked import name_in_model
 from nbguard.memory.scan.roots.frames import frame_locals

@@ -18,7 +18,7 @@ import torch
 
 from nbguard.errors import NbguardError, in_one_line
 from nbguard.memory.core.advice import STOP_ON_NAN, repair_nan
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import attributes_of, mro_of, name_of
 from nbguard.memory.scan.parked import hooks_of, name_in_model
 from nbguard.training.profiler.analysis.nonfinite import NanRepair, NotFinite, Origin, line_for

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from nbguard.memory.scan.devices.segments import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import attributes_of, mro_of
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.memory.scan.roots.frames import frame_locals
