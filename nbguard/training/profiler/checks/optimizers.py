@@ -16,7 +16,16 @@ from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.checks.async_scalars import AsyncScalars
 from nbguard.training.profiler.checks.check import FitFigures
 from nbguard.training.profiler.checks.optimizer_facts import OptimizerFacts, OptimizersFacts, UnusedGradients
-from nbguard.training.profiler.checks.parameter_groups import Group, Rates, Values, fusible, groups_of, is_looped, torchs
+from nbguard.training.profiler.checks.parameter_groups import (
+    Group,
+    Rates,
+    Values,
+    fusible,
+    groups_of,
+    is_looped,
+    stepping,
+    torchs,
+)
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 
@@ -289,6 +298,7 @@ class OptimizerWatch:
             known.replaced += 1
 
     def _zero_grad(self, optimizer: Any, set_to_none: Any) -> None:
+        optimizer = stepping(optimizer)
         known = self._of(optimizer)
         known.cleared += 1
         if not self._is_stepping:  # a closure's come again
