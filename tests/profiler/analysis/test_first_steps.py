@@ -31,6 +31,14 @@ def test_what_to_do_first() -> None:
     assert first_steps(Timing(wall=0, rows=(), batches=0, warm_up=0), loader, ())[0].startswith("nothing was trained here")
 
 
+def test_a_fit_that_is_too_short_for_a_verdict_is_said_to_be() -> None:
+    unknown = LoaderVerdict(bound="unknown", sentence="not known, because no training batch ran after the warm-up")
+
+    (first,) = first_steps(timing(forward=100 * MS), unknown, ())
+
+    assert first.startswith("nothing stands out; the verdict is not known, because no training batch ran after the ")
+
+
 def test_a_part_that_few_batches_take_is_told_from_one_of_every_batch() -> None:
     even = timing(forward=20 * MS, callback=30 * MS)  # ten batches
     once = replace(even, rows=tuple(replace(row, median=row.median and MS) for row in even.rows))

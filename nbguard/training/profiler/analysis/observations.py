@@ -97,7 +97,8 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     steps.sort(key=lambda step: (step.rank is None, step.rank or (), -step.lost))
     if steps or loader is None:
         return tuple(step.sentence for step in steps[:_MOST])
-    return (f"nothing stands out: {loader.sentence}{_largest_parts(timing)}",)
+    wait = f"; the verdict is {loader.sentence}" if loader.bound == "unknown" else f": {loader.sentence}"
+    return (f"nothing stands out{wait}{_largest_parts(timing)}",)
 
 
 def _lost(finding: FitFinding, timing: Timing) -> int:
