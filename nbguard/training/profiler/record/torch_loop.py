@@ -389,14 +389,17 @@ class TorchLoop:
         def before_step(optimizer: Any, args: tuple[Any, ...] = (), named: Any = None) -> Any:
             if get_ident() != recorder.thread or recorder.in_learner:
                 return None
+            by_place = len(args) > 1 and callable(args[1])
+            by_name = bool(named) and callable(named.get("closure"))
+            recorder.has_closure = by_place or by_name
             recorder.steps(optimizer)
             before = recorder.current
             steps.append(before)
             add((before, clock()))
             recorder.current = step
-            if len(args) > 1 and callable(args[1]):
+            if by_place:
                 return (args[0], around_closure(args[1], before), *args[2:]), named
-            if named and callable(named.get("closure")):
+            if by_name:
                 return args, {**named, "closure": around_closure(named["closure"], before)}
             return None
 
