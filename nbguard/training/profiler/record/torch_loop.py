@@ -267,6 +267,7 @@ class TorchLoop:
         forward, loss = recorder.code(phases.FORWARD), recorder.code(phases.LOSS)
         losses = torch.nn.modules.loss._Loss
         is_compiling = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
+        traced = torch._C._get_tracing_state  # of torch.jit.trace, which records each look at a module
         known = self._codes.get  # no code of these is 0
 
         def code_of(cls: type) -> int:
@@ -277,7 +278,7 @@ class TorchLoop:
             def __call__(module: Any, *args: Any, **kw: Any) -> Any:  # noqa: N807 - it stands in for it
                 __tracebackhide__ = True
                 # Asked first: it is a constant while torch.compile traces, which then does not look at the rest.
-                if is_compiling() or recorder.inside or get_ident() != recorder.thread:
+                if is_compiling() or recorder.inside or get_ident() != recorder.thread or traced() is not None:
                     return original(module, *args, **kw)
                 code = known(type(module)) or code_of(type(module))
                 if code == forward:
