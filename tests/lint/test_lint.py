@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import jsonschema
 import pytest
@@ -340,3 +341,26 @@ def test_magics_are_told_from_python_by_the_parser(tmp_path: Path) -> None:
     assert source.unparsed == ()
     assert check(source).hits == ()
     assert len(source.tree.body) == 4
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["# all of them\ntorch.*Tensor?", "model.layers[0]?", "pip install torch", "  ls *.pt\n"],
+    ids=["names", "item", "magic", "magic that is indented"],
+)
+def test_a_cell_that_only_ipython_reads_is_no_error(cell: str, tmp_path: Path) -> None:
+    assert read_source(str(notebook(tmp_path, cell))).unparsed == ()
+
+
+@pytest.mark.parametrize("cell", ["pip install torch\nimport torch", "print 'two'", "lst .append(1", "pip = install torch"])
+def test_a_cell_that_ipython_cannot_read_either_is_named(cell: str, tmp_path: Path) -> None:
+    assert len(read_source(str(notebook(tmp_path, cell))).unparsed) == 1
+
+
+def test_a_cell_that_is_indented_as_a_whole_is_read_and_repaired(tmp_path: Path) -> None:
+    file = notebook(tmp_path, "\n" + indent(f"!ls\n{LEAK}", "  "))
+
+    assert places(file) == [("NBG101", 2, 9, 7)]
+    assert main(["lint", "--fix", str(file)]) == 0
+    cell = "".join(json.loads(file.read_text(encoding="utf-8"))["cells"][1]["source"])
+    assert cell == "\n" + indent(f"!ls\n{LEAK.replace('+= loss', '+= loss.detach()')}", "  ")

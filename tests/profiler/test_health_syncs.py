@@ -111,6 +111,57 @@ def test_what_a_librarys_loop_reads_is_its_own() -> None:
     assert sync_findings(watch.observe()) == ()
 
 
+METRIC = """
+def forward(metric, predicted, target):
+    return float((predicted - target).sum())
+"""
+
+
+@pytest.mark.parametrize("is_inside", [False, True], ids=["called in the loop", "called in a forward of the user's"])
+def test_what_a_librarys_model_reads_is_its_own(is_inside: bool) -> None:
+    """The user's line only calls the model, as one of Hugging Face's with its attention mask, and reads nothing itself."""
+    library: dict[str, Any] = {}
+    exec(compile(LIBRARY, f"{sysconfig.get_path('purelib')}/models.py", "exec"), library)
+    whole: Any = type("Whole", (nn.Module,), {"forward": library["forward"]})()
+    whole.layer, optimizer = setup()
+
+    class Mine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = whole
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.body(x)
+
+    model, watch = Mine() if is_inside else whole, SyncWatch()
+    with recording(watch):
+        for x, _ in loader():
+            model(x).mean().backward()
+            optimizer.step()
+
+    assert [site.own for site in sites(watch)] == ["forward"]
+    assert sync_findings(watch.observe()) == ()
+
+
+def test_what_a_librarys_metric_reads_is_of_the_line_that_calls_it() -> None:
+    library: dict[str, Any] = {}
+    exec(compile(METRIC, f"{sysconfig.get_path('purelib')}/metrics.py", "exec"), library)
+    metric: Any = type("Metric", (nn.Module,), {"forward": library["forward"]})()
+    watch, (model, optimizer) = SyncWatch(), setup()
+    with recording(watch):
+        for x, _ in loader():
+            out = model(x)
+            out.mean().backward()
+            optimizer.step()
+            metric(out.detach(), x)  # may be left out
+
+    (site,) = sites(watch)
+    assert site.where.startswith(
+        f"{HERE}:{line_of(test_what_a_librarys_metric_reads_is_of_the_line_that_calls_it, '# may be left out')} "
+    )
+    assert site.own == ""
+
+
 def test_a_warning_of_a_read_stands_at_the_users_line() -> None:  # seeds3.md, "Too long or unclear"
     model, _ = setup()
     watch = SyncWatch()

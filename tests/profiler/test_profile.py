@@ -67,6 +67,23 @@ def test_what_cannot_be_is_said_before_the_fit(options: dict[str, Any], says: st
     assert not FitProfile.is_any_running()
 
 
+def test_a_model_is_traced_as_without_a_profile() -> None:
+    """`torch.jit.trace`, as called by a TensorBoard logger of Lightning, compares two traces, with each look at a module."""
+
+    class Parts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.ReLU()])
+
+        def forward(self, x: Any) -> Any:
+            return self.parts[1](self.parts[0](x))
+
+    with profile_fit(show=False):
+        traced = torch.jit.trace(Parts(), torch.randn(2, 8))
+
+    assert str(traced.graph).count("aten::") == str(torch.jit.trace(Parts(), torch.randn(2, 8)).graph).count("aten::")
+
+
 def test_of_a_cell_without_a_fit_there_is_one_sentence() -> None:
     nothing = profiled(lambda: sum(range(9)))
     forward = profiled(lambda: model()(torch.ones(2, 6)))

@@ -74,6 +74,18 @@ def test_the_answer_is_on_a_screen_and_all_figures_are_behind_it(request: pytest
         assert all(escape(finding.what).split("`")[0] in brief["text/html"] for finding in report.findings)
 
 
+@pytest.mark.parametrize(("milliseconds", "is_shown"), [(400, True), (20, False)])
+def test_the_short_table_names_the_profiles_own_time_where_it_is_large(milliseconds: int, is_shown: bool) -> None:
+    report = healthy()
+    own = TimeRow(phase=phase_log.OWN, group="around", total=milliseconds * 10**6)
+    rows = [row for row in report.timing.rows if row.phase != phase_log.OWN]
+    timing = replace(report.timing, rows=(*rows, own), wall=sum(row.total for row in (*rows, own)))
+
+    shown = replace(report, timing=timing).mimebundle(whole=False)["text/plain"]
+
+    assert ("nbguard itself " in shown) == is_shown
+
+
 @pytest.mark.parametrize("ending", ["error", "interrupted", "out of memory", "stopped at NaN"])
 def test_the_first_line_says_why_it_is_partial(ending: Any) -> None:
     report = replace(rich(), ending=ending, error="Boom: <b>")

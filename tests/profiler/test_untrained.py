@@ -380,6 +380,49 @@ def test_two_optimizers_in_turn_are_healthy() -> None:
     assert is_silent(fit)
 
 
+def test_lightnings_optimizers_in_a_manual_step_are_healthy() -> None:
+    """They are of torch's classes by name only: `zero_grad` is torch's on the wrapper, and the optimizer inside steps."""
+    wrapper = pytest.importorskip("lightning.pytorch.core.optimizer").LightningOptimizer
+
+    def fit(*, is_trained: bool = True) -> None:
+        maker, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+        of_maker, of_critic = wrapper(ADAM(maker.parameters())), wrapper(ADAM(critic.parameters()))
+        for x, _ in DataLoader(data(), batch_size=8):
+            (-critic(maker(x)).mean()).backward()
+            if is_trained:
+                of_maker.optimizer.step()  # as the wrapper's own does, by way of a Trainer
+            of_maker.zero_grad()
+            (critic(maker(x).detach()).mean() - critic(x).mean()).backward()
+            of_critic.optimizer.step()
+            of_critic.zero_grad()
+
+    assert is_silent(fit)
+    report, _ = profiled(lambda: fit(is_trained=False))
+    assert [f.what for f in report.findings if f.severity == "problem"] == ["Adam never steps"]
+
+
+def test_a_second_fit_whose_backward_passes_are_in_closures_is_healthy() -> None:
+    """As in Lightning's loop, which clears the gradients between the steps: they are there after a step, not before it."""
+
+    def fit(*, is_trained: bool = True) -> None:
+        model = body()
+        optimizer, loader = ADAM((model if is_trained else body()).parameters()), DataLoader(data(8), batch_size=8)
+        for _ in range(3):
+            for x, y in loader:
+
+                def closure(x: Any = x, y: Any = y) -> Any:
+                    loss = nn.functional.cross_entropy(model(x), y)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+            optimizer.zero_grad()
+
+    assert is_silent(lambda: [fit() for _ in range(3)])
+    report, _ = profiled(lambda: fit(is_trained=False))
+    assert [f.kind for f in report.findings if f.severity == "problem"] == ["not trained"]
+
+
 def test_an_optimizer_of_a_tensor_that_no_model_has_is_healthy() -> None:
     def fit() -> None:
         picture, model = torch.randn(1, 4, requires_grad=True), body().requires_grad_(False)

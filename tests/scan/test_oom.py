@@ -15,7 +15,7 @@ from nbguard.memory.cleanup.apply.tracebacks import Placeholder
 from nbguard.memory.scan.devices.host import host_facts
 from nbguard.memory.scan.oom.chain import ran_out
 from nbguard.memory.scan.oom.last_error import PLACEHOLDERS
-from nbguard.memory.scan.oom.names import made_by, names_in, names_of_functions, reached_by
+from nbguard.memory.scan.oom.names import made_by, names_in, names_of_functions, reached_by, replaced_by
 from nbguard.memory.scan.roots.tracebacks import error_parts, error_roots
 from tests.scan.test_oom_message import CPU, CUDA
 
@@ -129,6 +129,28 @@ def test_functions_that_gc_freeze_hides_may_reach_any_name() -> None:
     assert names_of_functions(namespace) is None
     assert reached_by("x = y", namespace, None) is None
     assert made_by("x = 1; weights = 2", 9, None) == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "replaced"),
+    [
+        ("x = f()\nold = g(x)\nprint(old)", {"x", "old"}),
+        ("x = old\nold = g(x)", {"x"}),
+        ("for batch in loader:\n    loss = f(batch)\n    loss.backward()", {"batch", "loss"}),
+        ("for _ in range(3):\n    for batch in loader:\n        loss = f(batch)\n    print(n)", {"_", "batch", "loss"}),
+        ("for batch in loader:\n    loss = f(batch)\nprint(loss)", {"batch"}),  # there may be no batch
+        ("for batch in loader:\n    total += batch\n    loss = loss * 2", {"batch"}),
+        ("for batch in loader:\n    if batch: loss = f(batch)\n    print(loss)", {"batch"}),
+        ("while g():\n    loss = f()\nelse:\n    print(loss)", set()),
+        ("for batch in loader:\n    weights = f(batch)", {"batch"}),  # a function of the notebook reads them
+        ("def f(x):\n    old = x\nx = f(1)", {"f"}),
+        ("get_ipython().run_line_magic('run', 'train.py')\nx = 1", set()),
+        ("x =", set()),
+    ],
+)
+def test_the_names_whose_values_no_run_can_read(source: str, replaced: set[str]) -> None:
+    assert replaced_by(source, frozenset({"weights"})) == replaced
+    assert replaced_by(source, None) == set()
 
 
 @pytest.mark.usefixtures("_unfrozen")

@@ -122,6 +122,8 @@ class OomFact:
     bound: tuple[str, ...] = ()  # names that the run had bound before it failed
     makes: tuple[str, ...] = ()  # of these, the names that a run binds before anything reads them: deleting one costs nothing
     reaches: tuple[str, ...] | None = ()  # names that any code of the run may have reached; None if it may have been any name
+    replaces: tuple[str, ...] = field(default=(), metadata={"json": False})
+    """Names whose present values no whole run of the cell can read, as it binds each of them first."""
     start: AllocatorCounts | None = None  # the counters of the device when the cell began; None if they were not read
     has_replaced: bool = False  # a name that the cell found was bound to something else before the failure
     elements: int | None = None  # number of elements of the list that the failing line builds; None if unknown

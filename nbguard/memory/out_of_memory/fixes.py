@@ -348,6 +348,7 @@ def _names(context: OomContext) -> Iterator[Fix]:
     whats = {name: holder.what for holder in context.holders for name in holder.names}
     for candidate in _worthwhile(context, release_candidates(context.rerun, context.holders, context.leftovers)):
         what = ", ".join(f"{name} ({whats[name]})" if whats.get(name) else name for name in candidate.names)
+        what += ", which the rest of the cell replaces" if {*candidate.names} <= {*context.request.oom.replaces} else ""
         if context.leftovers and any(name in line.targets for line in candidate.advice for name in context.leftovers):
             what += f", and {', '.join(context.leftovers)}, which the same cell makes again"
         own = context.request.nbytes_here(candidate.after.freed & context.plan.storages)

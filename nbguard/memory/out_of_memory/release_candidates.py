@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -129,11 +129,12 @@ class ReleaseCandidate:
 def release_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple[str, ...]) -> tuple[ReleaseCandidate, ...]:
     """Return the candidates that let the request succeed: up to three single names, else the smallest pair, else the largest.
 
-    Not the names that the failed run reads, may reach or has bound: its next run would miss them. `leftovers` are let go of
-    with each of them. None, if even the six largest together are not enough: that is asked first, as each answer costs a
-    plan or two.
+    Not the names that the failed run reads, may reach or has bound: its next run would miss them, but for those that it binds
+    further on before it reads them, which count as one. `leftovers` are let go of with each of them. None, if even the six
+    largest together are not enough: that is asked first, as each answer costs a plan or two.
     """
-    groups = candidate_names(rerun, holders)
+    replaced = replaced_names(rerun)
+    groups = [replaced] * bool(replaced) + candidate_names(rerun, holders)
     base = with_cleanup(rerun, leftovers)
     if not groups or not _helps(rerun, _released(rerun, groups, leftovers), base):
         return ()
@@ -176,9 +177,19 @@ def candidate_names(rerun: Rerun, holders: Iterable[Holder]) -> list[tuple[str, 
 
 def leftover_names(rerun: Rerun) -> tuple[str, ...]:
     """Return the names that hold memory here and that each run of the cell binds again before it reads them."""
+    return _holding(rerun, rerun.request.oom.makes)
+
+
+def replaced_names(rerun: Rerun) -> tuple[str, ...]:
+    """Return the names that hold memory here and whose values the rest of the cell replaces before it reads them."""
+    oom = rerun.request.oom
+    return _holding(rerun, {*oom.replaces} - {*oom.bound, *oom.makes})
+
+
+def _holding(rerun: Rerun, names: Collection[str]) -> tuple[str, ...]:
     facts = rerun.request.facts
-    names = (root.label for root in facts.graph.roots if root.kind == "name" and root.label in rerun.request.oom.makes)
-    return tuple(name for name in names if rerun.request.nbytes_here(_reached(facts, (name,))))
+    labels = (root.label for root in facts.graph.roots if root.kind == "name" and root.label in names)
+    return tuple(label for label in labels if rerun.request.nbytes_here(_reached(facts, (label,))))
 
 
 def with_cleanup(rerun: Rerun, names: tuple[str, ...]) -> ReleaseCandidate:
@@ -279,8 +290,12 @@ def _helps(rerun: Rerun, candidate: ReleaseCandidate, base: ReleaseCandidate) ->
 
 
 def _cost(rerun: Rerun, candidate: ReleaseCandidate, base: ReleaseCandidate) -> tuple[bool, bool, int]:
-    """Return the rank of a candidate among others: enough, without a Learner, the least of the memory that is not stale."""
+    """Return the rank of a candidate among others: enough, without a Learner, the least of the memory that is not stale.
+
+    Names that the rest of the cell replaces cost nothing.
+    """
     lost = rerun.request.nbytes_here(candidate.after.freed - base.after.freed)
+    lost *= not {*candidate.names} <= {*rerun.request.oom.replaces}
     return candidate.verdict is not RerunVerdict.RERUN, candidate.has_learner, lost
 
 

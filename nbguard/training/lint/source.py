@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from textwrap import dedent
+from typing import Any, cast
 
 from nbguard.cell_names import OTHER_LANGUAGES
 from nbguard.errors import NbguardError, in_one_line
@@ -22,8 +23,15 @@ LARGEST = 100 * 1024**2
 _MOST_MAGICS = 200
 """How often a cell is parsed at most. Once for each line that IPython transforms."""
 _NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
-_MAGIC = re.compile(r"\s*(?:[%!?]|[\w., \[\]]+=\s*[!%]|[\w.]+\?\??\s*$)")
+_MAGIC = re.compile(r"\s*(?:[%!?]|[\w., \[\]]+=\s*[!%]|[\w.*]+(?:\[-?\d+\])*\?\??\s*$)")
 """The beginning of a line that IPython transforms, or a question such as `model?`."""
+_BARE_MAGICS = frozenset(
+    (
+        *("autoreload", "cat", "cd", "conda", "cp", "gpumem", "ll", "load_ext", "ls", "mamba", "matplotlib", "mkdir"),
+        *("mv", "nbguard", "pip", "reset_gpu", "rm", "rmdir", "run", "time", "timeit", "uv"),
+    )
+)
+"""Magics that IPython also takes without their `%`, where one is the only line of a cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +137,7 @@ def _cell_tree(text: str, lines: list[str]) -> ast.Module | str | None:
     """Return the tree of a cell, the reason why it has none, or None for a cell in another language.
 
     A line that IPython would transform stands for `pass`; a line of Python is never taken for one, as the parser stumbles
-    over the former only.
+    over the former only. A cell that is indented as a whole is read as IPython reads it.
     """
     lines = [*lines]
     if text.lstrip().startswith("%%"):
@@ -140,15 +148,20 @@ def _cell_tree(text: str, lines: list[str]) -> ast.Module | str | None:
         lines[first] = ""
     for _ in range(_MOST_MAGICS):
         try:
-            return _parsed("\n".join(lines))
+            return _parsed_cell("\n".join(lines))
         except SyntaxError as error:
             number = (error.lineno or 0) - 1
-            if not (0 <= number < len(lines) and _MAGIC.match(lines[number])):
+            if not (0 <= number < len(lines) and (_MAGIC.match(lines[number]) or _is_bare_magic(text))):
                 return _reason(error)
             _mask(lines, number)
         except _NO_PYTHON as error:
             return _reason(error)
     return f"it has more than {_MOST_MAGICS - 1} magics"
+
+
+def _is_bare_magic(text: str) -> bool:
+    words = text.split(maxsplit=2)
+    return len(text.splitlines()) == 1 and words[0] in _BARE_MAGICS and "=" not in words[1:2]
 
 
 def _mask(lines: list[str], number: int) -> None:
@@ -158,6 +171,21 @@ def _mask(lines: list[str], number: int) -> None:
     while line.endswith("\\") and number + 1 < len(lines):
         number += 1
         line, lines[number] = lines[number], ""
+
+
+def _parsed_cell(text: str) -> ast.Module:
+    """Return the tree of a cell, also of one that is indented as a whole, with the lines and columns of the file."""
+    try:
+        return _parsed(text)
+    except IndentationError:
+        if dedent(text) == text:
+            raise
+    try:
+        (whole,) = _parsed(f"if True:\n{text}").body
+    except SyntaxError as error:
+        error.lineno = (error.lineno or 0) - 1
+        raise
+    return ast.increment_lineno(ast.Module(body=cast("ast.If", whole).body, type_ignores=[]), -1)
 
 
 def _parsed(text: str | bytes) -> ast.Module:

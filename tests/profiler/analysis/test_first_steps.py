@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.training.profiler.analysis.observations import first_steps
-from nbguard.training.profiler.analysis.report import FitFinding, LoaderVerdict, Timing
+from nbguard.training.profiler.analysis.report import FitFinding, LoaderVerdict, TimeRow, Timing
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.checks.syncs import SyncFacts, SyncSite, sync_findings
 from tests.profiler.analysis.timings import MS, timing
 
@@ -30,6 +31,14 @@ def test_what_to_do_first() -> None:
     assert first_steps(Timing(wall=0, rows=(), batches=0, warm_up=0), loader, ())[0].startswith("nothing was trained here")
 
 
+def test_a_fit_that_is_too_short_for_a_verdict_is_said_to_be() -> None:
+    unknown = LoaderVerdict(bound="unknown", sentence="not known, because no training batch ran after the warm-up")
+
+    (first,) = first_steps(timing(forward=100 * MS), unknown, ())
+
+    assert first.startswith("nothing stands out; the verdict is not known, because no training batch ran after the ")
+
+
 def test_a_part_that_few_batches_take_is_told_from_one_of_every_batch() -> None:
     even = timing(forward=20 * MS, callback=30 * MS)  # ten batches
     once = replace(even, rows=tuple(replace(row, median=row.median and MS) for row in even.rows))
@@ -41,6 +50,17 @@ def test_a_part_that_few_batches_take_is_told_from_one_of_every_batch() -> None:
     assert first.endswith(
         "60% callback (1.00 ms in most batches, the rest in a few), 40% forward (1.00 ms in most batches, the rest in a few)"
     )
+
+
+def test_the_profiles_own_time_is_not_said_to_be_the_programs() -> None:
+    own = TimeRow(phase=phase_log.OWN, group="around", total=300 * MS)
+    around = TimeRow(phase=phase_log.OTHER, group="around", total=100 * MS)
+    short = timing(forward=100 * MS)  # ten batches, a second
+    short = replace(short, wall=1_400 * MS, rows=(*short.rows, around, own))
+
+    (first,) = first_steps(short, LoaderVerdict(bound="compute", sentence="compute-bound"), ())
+
+    assert first.endswith("71% forward, 21% nbguard itself, 7% around the batches")
 
 
 def test_the_largest_loss_of_the_whole_fit_comes_first() -> None:

@@ -271,6 +271,15 @@ def test_eight_workers_on_two_cores_are_too_many() -> None:
     assert finding.change.startswith("`num_workers=2`")
 
 
+def test_workers_that_take_longer_to_start_than_to_work_are_not_said_to_be_too_few() -> None:
+    """Both would be told to do the opposite of the other."""
+    short = timing(40, wait=30, epochs=(EpochRow(number=1, is_training=True, batches=3, total=120 * MS, wait=90 * MS),))
+
+    finding = only(verdict(short, (loader(1, start=500 * MS),), 4, on_accelerator=False).advice)
+
+    assert (finding.kind, finding.what) == ("needless workers", "1 worker costs more than it saves")
+
+
 def test_no_worker_and_too_few_are_told_where_there_are_cores_to_spare() -> None:
     slow = timing(40, wait=30, epochs=(EpochRow(number=1, is_training=True, batches=20, total=800 * MS, wait=600 * MS),))
     finding = only(verdict(slow, (loader(0),), 4, on_accelerator=False).advice)

@@ -27,6 +27,7 @@ from nbguard.memory.scan.oom.names import (
     names_in,
     names_of_functions,
     reached_by,
+    replaced_by,
 )
 from nbguard.memory.scan.roots.frames import OPTIMIZED, frame_locals
 from nbguard.memory.scan.roots.tracebacks import error_holders
@@ -239,6 +240,7 @@ def oom_fact(shell: Any, inputs: Sequence[str], failed: BaseException | None) ->
         bound=tuple(sorted(binds | run.bound)),
         makes=tuple(sorted(run.makes)),
         reaches=None if run.reaches is None else tuple(sorted(run.reaches)),
+        replaces=tuple(sorted(run.replaces)),
         start=run.start,
         has_replaced=run.has_replaced,
         elements=run.elements,
@@ -283,6 +285,7 @@ class _Run:
     bound: set[str] = field(default_factory=set)  # names that are new or bound again since the beginning
     makes: set[str] = field(default_factory=set)  # names that a run binds before anything reads them
     reaches: set[str] | None = None  # names that any code of the run may reach; None if it may be any
+    replaces: set[str] = field(default_factory=set)  # names whose present values no whole run can read
     start: AllocatorCounts | None = None  # the device's counters at the beginning; None if not noted
     has_replaced: bool = False  # a name that led to more than a number or a string leads elsewhere now
     elements: int | None = None  # number of elements of the list that the failing line builds; None if unknown
@@ -296,9 +299,9 @@ def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence
     source, namespace, start = inputs[cell], shell.user_ns, start_of(cell)
     global_names = names_of_functions(namespace)
     reaches, makes = reached_by(source, namespace, global_names), made_by(source, at, global_names)
-    elements = length_of_list(source, at)
+    replaces, elements = replaced_by(source, global_names), length_of_list(source, at)
     if start is None:
-        return _Run(makes=makes, reaches=reaches, elements=elements)
+        return _Run(makes=makes, reaches=reaches, replaces=replaces, elements=elements)
     now = {name: id(value) for name, value in namespace.items() if type(name) is str}
     ended = now if start.ended is None else start.ended
     changed = {name for name in ended.keys() | start.names.keys() if ended.get(name) != start.names.get(name)}
@@ -310,6 +313,7 @@ def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence
         bound=(changed & now.keys()) - later,
         makes=makes - later,
         reaches=reaches,
+        replaces=replaces,
         start=counts,
         has_replaced=bool(replaced),
         elements=elements,

@@ -8,6 +8,7 @@ import gc
 import re
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -84,6 +85,31 @@ def made_by(source: str, at: int, global_names: Names | None) -> set[str]:
     return made
 
 
+def replaced_by(source: str, global_names: Names | None) -> set[str]:
+    """Return the names whose present values no whole run of a cell can read, as it binds each of them first.
+
+    A name in a loop counts, whether the loop turns or not, if each turn binds it first and the cell does not name it elsewhere.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return set()
+    replaced = made_by(source, sys.maxsize, global_names)
+    if global_names is None or not set(_magics(tree)) <= _OURS:
+        return replaced
+    named = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    for loop in (node for node in ast.walk(tree) if isinstance(node, _LOOPS)):
+        turn: list[ast.AST] = [*loop.body] if isinstance(loop, ast.While) else [loop.target, *loop.body]
+        inside = Counter(node.id for part in turn for node in ast.walk(part) if isinstance(node, ast.Name))
+        seen = set(global_names)
+        for part in turn:
+            for name, is_bound in _events(part, sys.maxsize) if isinstance(part, ast.stmt) else _targets(part):
+                if is_bound and name not in seen and inside[name] == named[name]:
+                    replaced.add(name)
+                seen.add(name)
+    return replaced
+
+
 def _events(statement: ast.stmt, at: int) -> Iterator[tuple[str, bool]]:
     """Yield (name, whether it is bound in any case) of one statement, in the order of execution.
 
@@ -123,7 +149,7 @@ def _events(statement: ast.stmt, at: int) -> Iterator[tuple[str, bool]]:
         yield from _reads(statement)
 
 
-def _targets(target: ast.expr) -> Iterator[tuple[str, bool]]:
+def _targets(target: ast.AST) -> Iterator[tuple[str, bool]]:
     if isinstance(target, ast.Name):
         yield target.id, True
     elif isinstance(target, (ast.Tuple, ast.List)):

@@ -66,7 +66,7 @@ def advice(context: LoaderContext) -> Iterator[FitFinding]:
     findings += [*_first(context), *_copied(context)]
     if context.loader is not None:
         slow = [*_reading(context, context.loader)] or [*_transform(context, context.loader)]
-        workers = [*_more_workers(context, context.loader)]
+        workers = [] if needless else [*_more_workers(context, context.loader)]
         if any(2 * (finding.time or 0) >= context.wait for finding in slow):  # the cause; workers only share it
             workers = [replace(finding, severity="note") for finding in workers]
         findings += [*slow, *workers, *_copying(context, context.loader)]
@@ -223,7 +223,7 @@ def _needless(context: LoaderContext) -> Iterator[FitFinding]:
     cost = (loader.start - made) * len(epochs)
     if 2 * made < loader.start and cost > max(_NOTICED_START, _SMALL * context.timing.wall):
         evidence = f"an epoch's batches take {format_time(made)} to make, its workers {format_time(loader.start)} to start"
-        what = f"{_workers(loader.workers)} cost more than they save"
+        what = f"{_workers(loader.workers)} {'costs more than it saves' if loader.workers == 1 else 'cost more than they save'}"
         change = "`num_workers=0` makes batches in the fit's own process"
         yield replace(_finding("needless workers", what, evidence, change), total=min(cost, context.timing.wall))
 

@@ -22,7 +22,7 @@ from nbguard.training.profiler.analysis.ranks import RankObservations
 from nbguard.training.profiler.analysis.report import Ending, FitFinding, Group, LoaderVerdict, MemoryReport, Remedy, Timing
 from nbguard.training.profiler.analysis.slowest import LoaderFacts
 from nbguard.training.profiler.analysis.time.gpu import GpuObservations
-from nbguard.training.profiler.analysis.time.phase_log import PhaseLog, pack_log, unpack_log
+from nbguard.training.profiler.analysis.time.phase_log import OWN, PhaseLog, pack_log, unpack_log
 from nbguard.training.profiler.analysis.time.stacks import StackSamples
 from nbguard.training.profiler.checks.amp import AmpFacts
 from nbguard.training.profiler.checks.check import facts_of
@@ -97,7 +97,8 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     steps.sort(key=lambda step: (step.rank is None, step.rank or (), -step.lost))
     if steps or loader is None:
         return tuple(step.sentence for step in steps[:_MOST])
-    return (f"nothing stands out: {loader.sentence}{_largest_parts(timing)}",)
+    wait = f"; the verdict is {loader.sentence}" if loader.bound == "unknown" else f": {loader.sentence}"
+    return (f"nothing stands out{wait}{_largest_parts(timing)}",)
 
 
 def _lost(finding: FitFinding, timing: Timing) -> int:
@@ -137,11 +138,11 @@ def _step(finding: FitFinding, timing: Timing) -> _Step:
 
 
 def _largest_parts(timing: Timing) -> str:
-    """Return the largest parts of the wall time in words, validation and the code around the batches as one part each."""
+    """Return the largest parts of the wall time in words: validation, code around the batches and nbguard are one part each."""
     parts: dict[str, int] = {}
     usual: dict[str, int] = {}
     for row in timing.rows:
-        name = _GROUPS[row.group] or row.phase
+        name = row.phase if row.phase == OWN else _GROUPS[row.group] or row.phase
         parts[name] = parts.get(name, 0) + row.total
         if row.group == "batch" and row.median:
             usual[name] = row.median

@@ -286,6 +286,12 @@ def torchs(optimizer: Any) -> Any | None:
     return inner if torch.optim.Optimizer in mro_of(type(inner)) else None
 
 
+def stepping(optimizer: Any) -> Any:
+    """Return the optimizer inside one that is of torch's classes by name only, as Lightning's are; any other as it is."""
+    inner = attribute_of(optimizer, "_optimizer")
+    return inner if sys.modules["torch"].optim.Optimizer in mro_of(type(inner)) else optimizer
+
+
 def groups_of(optimizer: Any) -> list[Group]:
     """Return the groups of an optimizer; an empty list for an unknown kind of optimizer."""
     inner = torchs(optimizer)

@@ -24,6 +24,7 @@ from nbguard.training.profiler.checks.optimizer_facts import (
     fusible,
     groups_of,
     is_looped,
+    stepping,
     torchs,
 )
 from nbguard.training.profiler.record.patches import Patches
@@ -110,6 +111,7 @@ class OptimizerWatch:
         self._optimizers: list[_Optimizer] = []
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._current: weakref.WeakSet[Any] = weakref.WeakSet()  # those that were called since the newest one was
+        self._closing: _Optimizer | None = None  # whose step calls a closure, with the backward pass in it
         self._looked_at: list[_Optimizer] = []  # whose gradients the next backward pass may add to
         self._backwards = 0
         self._clears_model = self._is_stepping = False
@@ -235,9 +237,10 @@ class OptimizerWatch:
         known.looks += 1
         required = [p for group in groups for p in group.parameters if p.requires_grad]
         known.trainable = max(known.trainable, len(required))
-        without = [id(p) for p in required if p.grad is None and (known.looks == 1 or id(p) in known.without)]
-        names = {id(p): name for model in self._models for name, p in model.named_parameters()} if without else {}
-        known.without = {key: names.get(key) or known.without.get(key, "") for key in without}
+        if self._recorder.has_closure:
+            self._closing = known
+        else:
+            self._note_without(known, required)
         self._note_untaught()
         self._note_left(known, required)
         known.values.keep(self._torch, required)
@@ -248,6 +251,12 @@ class OptimizerWatch:
             held, gradient = weakref.ref(smallest), weakref.ref(smallest.grad)
             known.sample = _Sample(parameter=held, gradient=gradient, losses=self._recorder.losses)
             self._looked_at.append(known)
+
+    def _note_without(self, known: _Optimizer, required: list[Any]) -> None:
+        """Note the parameters that have had no gradient at any look, where the gradients of a step are there."""
+        without = [id(p) for p in required if p.grad is None and (known.looks == 1 or id(p) in known.without)]
+        names = {id(p): name for model in self._models for name, p in model.named_parameters()} if without else {}
+        known.without = {key: names.get(key) or known.without.get(key, "") for key in without}
 
     def _note_left(self, known: _Optimizer, parameters: list[Any]) -> None:
         """Note the parameters of an optimizer that no model has any more: it was made again, or a layer of it was."""
@@ -272,6 +281,10 @@ class OptimizerWatch:
         """After a step, which may itself write to gradients (SGD with Nesterov's momentum), note the gradients left."""
         if code == self._stepping:
             self._is_stepping = False
+            known, self._closing = self._closing, None
+            if known is not None:
+                groups = groups_of(known.of())
+                self._note_without(known, [p for group in groups for p in group.parameters if p.requires_grad])
             for known in self._optimizers:
                 known.values.compare(self._torch, self._arriving)
             for known in self._looked_at:
@@ -298,6 +311,7 @@ class OptimizerWatch:
             known.replaced += 1
 
     def _zero_grad(self, optimizer: Any, set_to_none: Any) -> None:
+        optimizer = stepping(optimizer)
         known = self._of(optimizer)
         known.cleared += 1
         if not self._is_stepping:  # a closure's come again

@@ -16,6 +16,7 @@ from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.training.profiler.analysis.report import FitFinding
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.stacks import COMPREHENSIONS
 from nbguard.training.profiler.checks.check import FitFigures
 from nbguard.training.profiler.record.fit_bounds import Bodies, Body
@@ -186,6 +187,7 @@ class SyncWatch:
         self._internal: dict[CodeType, bool] = {}
         self._calls = CallsOnLines()
         self._drivers: set[CodeType] = set()  # of libraries: they run the loop, for a line of the user's that only begins it
+        self._is_model = False  # the module that was called last has parameters: it is no metric
         self._sites: dict[tuple[_Line, str], list[int]] = {}  # calls, batches, nanoseconds (below 0: nothing waited)
         self._batches = 0  # that were sampled
         self._copied: _Line | None = None  # the line that has just copied a tensor to the host
@@ -199,6 +201,8 @@ class SyncWatch:
         self._bodies = Bodies(recorder, self._closed)
         self._libraries = (*library_paths(), _folder("torch"), "<frozen")
         self._torchs = _folder("torch")
+        self._call = self._torch.nn.Module._call_impl.__code__
+        self._forward = recorder.code(phase_log.FORWARD)
         recorder.subscribe("loader", self._find_drivers)
         self._on_host = tuple(map(_folder, _COUNTING))
         self._scaling = _folder("torch.amp")
@@ -271,8 +275,9 @@ class SyncWatch:
 
         return around
 
-    def _look_for_device(self, _module: Any, _args: Any) -> None:
+    def _look_for_device(self, module: Any, _args: Any) -> None:
         self._has_device = self._torch.cuda.is_initialized()
+        self._is_model = next(self._torch.nn.Module.parameters(module), None) is not None
 
     def _has_come(self, read: _Read) -> bool:
         """Say whether `to` has waited for a tensor to come from a device into host memory."""
@@ -338,11 +343,15 @@ class SyncWatch:
         if own in _ON_HOST:
             return None
         caller = caller or frame
-        if not own and not self._drivers.isdisjoint(passed):
+        if not own and (not self._drivers.isdisjoint(passed) or self._is_in_model(passed)):
             own = _name(
                 next((passed_code for passed_code in passed if not passed_code.co_filename.startswith(self._torchs)), code)
             )
         return caller.f_code, caller.f_lineno, own
+
+    def _is_in_model(self, passed: list[CodeType]) -> bool:
+        """Say whether a library's model reads in its own forward, which the user's line only calls."""
+        return self._is_model and self._recorder.current == self._forward and self._call in passed
 
     def _find_drivers(self, _: Any) -> None:
         """Note the library's functions that ask this iterator for batches: reads that they lead to are the library's own."""

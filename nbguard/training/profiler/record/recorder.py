@@ -144,6 +144,7 @@ class Recorder:
         "current",
         "elsewhere",
         "failed",
+        "has_closure",
         "has_new_loop",
         "has_stepped",
         "hears",
@@ -191,6 +192,7 @@ class Recorder:
         self.loading: int = 0  # a loader is asked now: calls inside are its way to make a batch
         self.loop: int = BY_HAND  # number of the iterator that was asked for a batch last, as in boundaries
         self.begins_by_hand: int = 1  # number of losses until the next call of a model begins a batch that no loader gives
+        self.has_closure: bool = False  # the step that begins calls one: its backward pass comes in the step
         self.has_stepped: bool = False  # an optimizer, since the latest such batch began
         self._steps_by_hand = False  # there was a step in the one before
         self._began_by_hand = 0  # losses before the latest one

@@ -293,6 +293,7 @@ class TorchLoop:
         forward, loss = recorder.code(phases.FORWARD), recorder.code(phases.LOSS)
         losses = torch.nn.modules.loss._Loss
         is_compiling = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
+        traced = torch._C._get_tracing_state  # of torch.jit.trace, which records each look at a module
         known = self._codes.get  # no code of these is 0
 
         def code_of(cls: type) -> int:
@@ -303,7 +304,7 @@ class TorchLoop:
             def __call__(module: Any, *args: Any, **kw: Any) -> Any:  # noqa: N807 - it stands in for it
                 __tracebackhide__ = True
                 # Asked first: it is a constant while torch.compile traces, which then does not look at the rest.
-                if is_compiling() or recorder.inside or get_ident() != recorder.thread:
+                if is_compiling() or recorder.inside or get_ident() != recorder.thread or traced() is not None:
                     return original(module, *args, **kw)
                 code = known(type(module)) or code_of(type(module))
                 if code == forward:
@@ -415,14 +416,17 @@ class TorchLoop:
         def before_step(optimizer: Any, args: tuple[Any, ...] = (), named: Any = None) -> Any:
             if get_ident() != recorder.thread or recorder.in_learner:
                 return None
+            by_place = len(args) > 1 and callable(args[1])
+            by_name = bool(named) and callable(named.get("closure"))
+            recorder.has_closure = by_place or by_name
             recorder.steps(optimizer)
             before = recorder.current
             steps.append(before)
             add((before, clock()))
             recorder.current = step
-            if len(args) > 1 and callable(args[1]):
+            if by_place:
                 return (args[0], around_closure(args[1], before), *args[2:]), named
-            if named and callable(named.get("closure")):
+            if by_name:
                 return args, {**named, "closure": around_closure(named["closure"], before)}
             return None
 

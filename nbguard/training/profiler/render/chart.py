@@ -43,9 +43,11 @@ COLOURS = {
 REST = "other"
 
 _GROUPS: dict[Group, str] = {"batch": "training batches", "validation": "validation", "around": "around the batches"}
-_BATCH: tuple[Group] = ("batch",)
+_BATCH: tuple[Group, ...] = ("batch",)
 _NAMES = ("where the time went", "total", "share", "batch median", "batch p95", "on the GPU")
 _PHASES_SHOWN = 16
+_NAMED = 0.05
+"""Share of the wall time below which the short table names no phase."""
 _EPOCHS_SHOWN = 12
 
 
@@ -66,8 +68,12 @@ def time_blocks(timing: Timing) -> Iterator[Block]:
 
 
 def brief_time_blocks(timing: Timing) -> Iterator[Block]:
-    """Yield a short table: phases of 5 % and more of a batch, the other groups as one row each; then steps and epochs."""
-    yield _phase_table(timing.rows, 0.05, parts_of=_BATCH)
+    """Yield a short table: phases of 5 % and more of a batch, the other groups as one row each; then steps and epochs.
+
+    The time around the batches is divided where so much of it is nbguard's own: without the profile it would not be there.
+    """
+    is_own = timing.own >= _NAMED * timing.wall > 0
+    yield _phase_table(timing.rows, _NAMED, parts_of=(*_BATCH, "around") if is_own else _BATCH)
     yield FactLines(tuple(fact for fact in _facts(timing) if fact[0] != "GPU" or timing.busy is not None))
 
 
