@@ -210,3 +210,37 @@ def test_the_plan_says_which_hook_of_a_live_model_needs_the_name() -> None:
     assert planned >= 2**20
     assert not any(root.label in ("feats", "losses") for root in scan(notebook).facts.graph.roots)
     exec("model(torch.ones(1, 4))", names)
+
+
+class Output(dict[str, Any]):
+    """As an output of transformers: an entry is an attribute, too, and none is deleted."""
+
+    def __setitem__(self, key: str, value: object) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def __delitem__(self, *args: object) -> None:
+        raise RuntimeError(f"You cannot use ``__delitem__`` on a {type(self).__name__} instance.")
+
+
+class Deletable(Output):
+    """Its entries may be deleted; the attributes stay."""
+
+    def __delitem__(self, key: str) -> None:  # type: ignore[override]
+        dict.__delitem__(self, key)
+
+
+def test_a_part_that_is_an_entry_and_an_attribute_is_promised_nothing() -> None:
+    out, other, same = Output(), Deletable(), Deletable()
+    out["logits"], other["logits"] = torch.ones(1024), torch.ones(1024)
+    same.__dict__ = same
+    same["logits"] = torch.ones(1024)
+    notebook = Notebook(None, {"out": out, "other": other, "same": same})
+
+    with pytest.raises(TargetError, match=r"cannot be deleted: Output does not allow it; the whole is freed by .*out"):
+        targets_of(["out['logits']"], notebook)
+    for text, is_known in (("out.logits", False), ("other['logits']", False), ("same['logits']", True)):
+        (target,) = targets_of([text], notebook)
+        assert target.is_known is is_known, text
+        promised = plan_cleanup(scan(notebook).facts, Request(targets=(target,))).promised
+        assert promised == (4096 if is_known else 0), text
