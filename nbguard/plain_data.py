@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias, Union
@@ -17,6 +18,11 @@ from nbguard.errors import DamagedDataError
 
 COLUMNS, ROWS = "columns", "rows"
 """The keys of a table: a tuple of dataclasses as the names of the fields once, and a row for each."""
+
+DEEPEST = 100
+"""Values within one another in a file; a snapshot nests some ten deep. Python in a browser has a stack for a few thousand."""
+
+NESTED = f"it is nested more than {DEEPEST} deep"
 
 _NAME = 60
 """Characters of a field's name in a message."""
@@ -75,6 +81,95 @@ def fields_of(value: Any) -> dict[str, Any]:
 def to_json(data: Mapping[str, Any]) -> str:
     """Return plain data as JSON text."""
     return json.dumps(data, indent=1, ensure_ascii=False)
+
+
+# --- Files of strangers, whose values may be nested so deep that reading, comparing or freeing them would overflow the stack.
+
+
+_PIECE = 1 << 16
+"""Bytes of JSON that are split at once."""
+_OPEN = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_CONTAINERS = frozenset({dict, list, tuple, set, frozenset})
+_LEVELS = 8
+"""Levels at which a container of a file stands, on the average of all, if they refer to one another as no file of ours does."""
+
+
+def read_json(data: bytes | str, **readers: Any) -> Any:
+    """Return the value of a JSON text in UTF-8; `readers` are the hooks of `json.loads`.
+
+    Raises:
+        ValueError: the text is no JSON, or `DamagedDataError` for one that is nested more than `DEEPEST` deep.
+    """
+    text = data if isinstance(data, str) else data.decode("utf-8-sig", "surrogatepass")
+    if _is_deep(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data):
+        raise DamagedDataError(NESTED)
+    return json.loads(text, **readers)
+
+
+def _is_deep(data: bytes) -> bool:
+    """Say whether the brackets of a JSON text are nested more than `DEEPEST` deep; each round takes the innermost away."""
+    brackets = b"".join(_outside_strings(data)).translate(_OPEN)
+    for _ in range(DEEPEST):
+        before, brackets = brackets, brackets.replace(b"[]", b"")
+        if brackets == before:  # none is left, or one that was opened and never closed
+            return brackets.count(b"[") > DEEPEST
+    return bool(brackets)
+
+
+def _outside_strings(data: bytes) -> Iterator[bytes]:
+    """Yield the brackets of a JSON text that stand in no string."""
+    text, is_inside = data.replace(b"\\\\", b"").replace(b'\\"', b""), False
+    for start in range(0, len(text), _PIECE):
+        parts = text[start : start + _PIECE].split(b'"')
+        yield b"".join(parts[is_inside::2]).translate(None, _NO_BRACKETS)
+        is_inside ^= len(parts) % 2 == 0
+
+
+def is_nested(values: Iterable[object]) -> bool:
+    """Say whether plain values are nested more than `DEEPEST` deep, or refer to one another as in no honest file."""
+    parts, seen, met = values, set[int](), 0
+    for _ in range(DEEPEST):
+        level = {id(part): part for part in parts if type(part) in _CONTAINERS}
+        seen.update(level)
+        met += len(level)
+        if met > _LEVELS * len(seen) + DEEPEST:
+            return True
+        parts = gc.get_referents(*level.values())
+        if not parts:
+            return False
+    return any(type(part) in _CONTAINERS for part in parts)
+
+
+def take_apart(*values: object) -> None:
+    """Empty the containers in plain values, and free those that cannot be emptied from the outermost to the innermost.
+
+    So no call that frees a container is made within another, as many as they are nested deep.
+    """
+    held = _inner_first(values, _CONTAINERS)
+    for container in held:
+        if isinstance(container, (dict, list, set)):
+            container.clear()
+    fixed = _inner_first(held, frozenset({tuple, frozenset}))
+    del held
+    while fixed:
+        fixed.pop()
+
+
+def _inner_first(values: Iterable[object], kinds: frozenset[type]) -> list[object]:
+    """Return all containers of some types in plain values, each after those in it unless they form a cycle."""
+    found: list[object] = []
+    seen: set[int] = set()
+    left = [(value, False) for value in values]
+    while left:
+        value, is_done = left.pop()
+        if is_done:
+            found.append(value)
+        elif type(value) in kinds and id(value) not in seen:
+            seen.add(id(value))
+            left.append((value, True))
+            left += [(part, False) for part in gc.get_referents(value)]
+    return found
 
 
 _Writer: TypeAlias = Callable[[Any], Any]

@@ -15,8 +15,8 @@ from tests.kernels import Kernel
 
 Message = dict[str, Any]
 
-_HUB = "__import__('nbguard').frontend.notebook.session.hub_of(get_ipython())"
-_SETTLED = f"(lambda hub: hub._settling is None and not hub._jobs._pending and hub._jobs._running is None)({_HUB})"
+HUB = "__import__('nbguard').frontend.notebook.session.hub_of(get_ipython())"
+_SETTLED = f"(lambda hub: hub._settling is None and not hub._jobs._pending and hub._jobs._running is None)({HUB})"
 """The sidebar has looked at what the last cell has left: 0.3 s after the cell, planned before the cell's reply."""
 _HELLO_EVERY = 4.0
 """Seconds: as a view, it goes on saying that it looks."""

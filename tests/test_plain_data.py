@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from json import JSONDecodeError
 from typing import Any, NamedTuple
 
 import pytest
 
-from nbguard.plain_data import fields_of, from_plain, to_plain
+from nbguard.errors import DamagedDataError
+from nbguard.plain_data import DEEPEST, fields_of, from_plain, is_nested, read_json, take_apart, to_plain
 from tests.sidebar.protocol.scenes import scene
 
 
@@ -96,3 +98,34 @@ def test_a_table_is_written_by_the_same_rules() -> None:
 
     assert table["columns"] == ["parts", "by_name", "kinds", "pair", "renamed", "packed"]
     assert table["rows"] == [[[], {}, [], ["x", 1], "o", "6162"]]
+
+
+def test_json_is_read_as_deep_as_the_bound() -> None:
+    """Brackets in strings are none, and those of lists and objects count alike."""
+    nests = ("[", "]", 1), ('{"a": [', "]}", 2), ('["]", ', "]", 1), (r'["\"]", ', "]", 1), (r'["\\", ', "]", 1)
+    for opened, closed, each in nests:
+        text = opened * (DEEPEST // each) + "1" + closed * (DEEPEST // each)
+        for data in (text, text.encode(), b"\xef\xbb\xbf" + text.encode()):
+            assert read_json(data) == json.loads(text)
+        for data in (f"[{text}]", f"[{text}]".encode(), b"[" * (DEEPEST + 1)):
+            with pytest.raises(DamagedDataError, match=f"it is nested more than {DEEPEST} deep"):
+                read_json(data)
+    assert read_json(json.dumps(wide := [[["[" * 999, {}]] * 999])) == wide
+    for damaged in ("]" * 999 + "[", "[" * DEEPEST, '"' + '\\"' * 99_999, b"\xff", ""):
+        with pytest.raises((JSONDecodeError, UnicodeDecodeError)):
+            read_json(damaged)
+
+
+def test_values_are_taken_apart_whatever_refers_to_what() -> None:
+    """Also where the outermost tuples come last, and around cycles."""
+    chain: list[Any] = [()]
+    for _ in range(20_000):
+        chain.append((chain[-1], {"in": [chain[-1]]}))
+    assert is_nested(chain)
+    assert not is_nested([[1, "a", {"b": (2,)}]])
+    inner = chain[-1][1]["in"]
+    inner.append(inner)
+
+    take_apart(chain)
+
+    assert (chain, inner) == ([], [])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import gc
 import gzip
 import json
 import os
@@ -20,6 +23,7 @@ from nbguard.memory.allocator.replay.replay import replay
 from nbguard.memory.allocator.replay.whatif import what_if
 from nbguard.memory.allocator.snapshot.read import load_snapshot
 from nbguard.memory.allocator.snapshot.unpickle import _CALLS, _OPCODES, unpickle, unpickle_before
+from nbguard.plain_data import DEEPEST
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
 from tests.allocator.test_snapshot import FRAME, Json, loads, reader, small
@@ -116,6 +120,55 @@ def test_hostile_and_foreign_files(name: str, tmp_path: Path) -> None:
     assert message.startswith("file: ")
     assert "\n" not in message
     assert len(message) < 300
+
+
+def _nested(depth: int, kind: str) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"in": value} if kind == "dicts" else [value] if kind == "lists" else (value,)
+    return value
+
+
+UNREAD = (
+    "extra",
+    "segments.0.extra",
+    "segments.0.frames",
+    "segments.0.blocks.1.extra",
+    "segments.0.blocks.0.frames.0.extra",
+    "device_traces.0.0.extra",
+    "device_traces.0.0.frames.0.extra",
+    "device_traces.0.1.frames",
+)
+"""Places of a snapshot whose values nothing reads."""
+
+
+@pytest.mark.parametrize("kind", ["dicts", "lists", "tuples"])
+@pytest.mark.parametrize("place", UNREAD)
+def test_what_is_nested_too_deep_is_refused_wherever_it_stands(place: str, kind: str, tmp_path: Path) -> None:
+    raw = copy.deepcopy(small())
+    for depth in (DEEPEST - 10, DEEPEST + 10):
+        _change(place, _nested(depth, kind))(raw)
+        for content in (pickle.dumps(raw), json.dumps(raw).encode()):
+            if depth < DEEPEST:
+                assert loads(tmp_path, content).segments
+                continue
+            with pytest.raises(SnapshotError, match=f"file: not a readable snapshot: it is nested more than {DEEPEST} deep"):
+                loads(tmp_path, content)
+
+
+@pytest.mark.parametrize("name", ["marks", "memo entries", "nested tuples as a key", "json nested", "itself"])
+def test_what_a_refused_file_has_made_is_freed_at_once(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError):
+        loads(tmp_path, HOSTILE[name])
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        with contextlib.suppress(SnapshotError):
+            loads(tmp_path, HOSTILE[name])
+        assert len(gc.get_objects()) - before < 100
+    finally:
+        gc.enable()
 
 
 def test_a_file_that_unpacks_to_too_much(tmp_path: Path) -> None:

@@ -15,9 +15,12 @@ from torch import nn
 
 import nbguard
 from nbguard.errors import TargetError
+from nbguard.memory.cleanup.plan.plan import Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.references.explain import explain_root
 from nbguard.memory.scan import scan as looking
 from nbguard.memory.scan.scan import Notebook, scan
+from nbguard.memory.scan.shown_targets import targets_of
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 
@@ -165,3 +168,79 @@ def test_a_class_whose_label_is_shown_is_not_deleted(library: Any, frozen_librar
 
     assert weakref.finalize.__name__ == "finalize"
     assert _bytes(names, "weakref.finalize") == 0
+
+
+_HOOKED = """
+import torch
+from functools import partial
+from torch import nn
+feats, losses, unused, model = {}, [], {}, nn.Sequential(nn.Linear(4, 4))
+def keep(key, value): feats[key] = value
+def save(module, args, out): keep(module, out)
+def save_first(first, module, args, out): losses.append(out)
+model[0].register_forward_hook(save)
+model.register_forward_hook(partial(save_first, 0))
+unused['a'] = torch.ones(8)
+out = model(torch.ones(2**16, 4))
+del out
+"""
+
+
+def test_the_plan_says_which_hook_of_a_live_model_needs_the_name() -> None:
+    """Its function uses the name, or one that it calls does; emptying frees as much, and the next pass goes on."""
+    names: dict[str, Any] = {}
+    exec(_HOOKED, names)
+    notebook = Notebook(None, names)
+
+    def details(*texts: str) -> list[str]:
+        plan = plan_cleanup(scan(notebook).facts, Request(targets=targets_of(texts, notebook)))
+        assert len([action for action in plan.actions if action.kind == "del"]) == len(texts)
+        return [action.detail for action in plan.actions if action.kind == "del"]
+
+    feats, losses = details("feats", "losses")  # they hold one tensor
+    assert feats.endswith(
+        "the hook `save` of a Linear uses it and raises NameError at the next pass; `feats.clear()` frees its contents and "
+        "keeps the name"
+    )
+    assert "the hook `save_first` of a Sequential uses it" in losses
+    assert details("unused") == [""]
+    assert not any("hook" in detail for detail in details("feats", "losses", "model"))
+    planned = plan_cleanup(scan(notebook).facts, Request(targets=targets_of(["feats", "losses"], notebook))).promised
+    exec("feats.clear(); losses.clear()", names)
+    assert planned >= 2**20
+    assert not any(root.label in ("feats", "losses") for root in scan(notebook).facts.graph.roots)
+    exec("model(torch.ones(1, 4))", names)
+
+
+class Output(dict[str, Any]):
+    """As an output of transformers: an entry is an attribute, too, and none is deleted."""
+
+    def __setitem__(self, key: str, value: object) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def __delitem__(self, *args: object) -> None:
+        raise RuntimeError(f"You cannot use ``__delitem__`` on a {type(self).__name__} instance.")
+
+
+class Deletable(Output):
+    """Its entries may be deleted; the attributes stay."""
+
+    def __delitem__(self, key: str) -> None:  # type: ignore[override]
+        dict.__delitem__(self, key)
+
+
+def test_a_part_that_is_an_entry_and_an_attribute_is_promised_nothing() -> None:
+    out, other, same = Output(), Deletable(), Deletable()
+    out["logits"], other["logits"] = torch.ones(1024), torch.ones(1024)
+    same.__dict__ = same
+    same["logits"] = torch.ones(1024)
+    notebook = Notebook(None, {"out": out, "other": other, "same": same})
+
+    with pytest.raises(TargetError, match=r"cannot be deleted: Output does not allow it; the whole is freed by .*out"):
+        targets_of(["out['logits']"], notebook)
+    for text, is_known in (("out.logits", False), ("other['logits']", False), ("same['logits']", True)):
+        (target,) = targets_of([text], notebook)
+        assert target.is_known is is_known, text
+        promised = plan_cleanup(scan(notebook).facts, Request(targets=(target,))).promised
+        assert promised == (4096 if is_known else 0), text

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.kernel.conftest import held, running, training
+from tests.kernel.conftest import LEARNER, held, running, training
 from tests.kernels import Kernel, wait_until
-from tests.panels import Panel, settle
+from tests.panels import HUB, Panel, settle
 from tests.zoo.cases import SHOWS_SMALL
 
 
@@ -45,6 +45,35 @@ def test_it_is_live_while_a_fit_runs(kernel: Kernel, panel: Panel) -> None:
     assert any(mark["label"].startswith("epoch ") for mark in last["marks"])  # a short one may fall between two ticks
     assert gap < 1  # of a machine that has other things to do, too
     assert answer["refused"]  # nothing is stale
+
+
+def test_a_learner_smaller_than_the_counters_notice_is_shown(kernel: Kernel, panel: Panel) -> None:
+    """Nobody counts CPU tensors, and the process grows by less than a scan is made for."""
+    panel.heap(lambda heap: heap["heap"] > 0)
+    kernel.run("learn = learner()").ok()
+
+    panel.heap(lambda heap: any(each["label"] == "learn" for each in heap["experiments"]))
+
+
+def test_a_cell_that_ends_during_a_scan_beside_it_is_scanned_again(kernel: Kernel) -> None:
+    """The panel says hello once, so that no other hello has the heap scanned."""
+    kernel.run(f"{LEARNER}\n%load_ext nbguard").ok()
+    kernel.run(
+        "import nbguard.frontend.sidebar.hub.memory_states as states\n"
+        "seen, go, real = threading.Event(), threading.Event(), states.timed_scan\n"
+        "def slow(notebook):\n    found = real(notebook)\n    seen.set()\n    go.wait()\n    return found\n"
+        "states.timed_scan = slow"
+    ).ok()
+    panel = Panel(kernel)
+    try:
+        with held(kernel, "seen.wait(); later = torch.ones(2**20)") as let_go:
+            panel.hello(again=False)
+            let_go()
+        wait_until(lambda: kernel.value(f"{HUB}._settling is None"), "the hub to see that no cell follows")
+        kernel.run_silently("go.set()")
+        panel.heap(lambda heap: any(row["label"] == "later" for row in heap["holders"]))
+    finally:
+        panel.stop()
 
 
 def test_it_says_how_a_training_went_on_until_the_next_cell(kernel: Kernel, panel: Panel) -> None:
@@ -335,6 +364,8 @@ def test_the_heap_is_sent_only_to_who_has_not_got_it(kernel: Kernel, panel: Pane
 
 
 def test_the_picture_is_of_the_end_of_the_cell_and_looks_no_second_time(kernel: Kernel, panel: Panel) -> None:
+    looks = "nbguard.memory.scan.scan._scan_without_collecting"
+    kernel.run_silently(f"import nbguard.memory.scan.scan; counted = []; real = {looks}")
     panel.heap(lambda heap: heap["heap"] > 0)
     with running(
         kernel,
@@ -352,8 +383,6 @@ def test_the_picture_is_of_the_end_of_the_cell_and_looks_no_second_time(kernel: 
     assert "4 MiB" in picture
     assert "<img" not in picture
 
-    looks = "nbguard.memory.scan.scan._scan_without_collecting"
-    kernel.run_silently(f"import nbguard.memory.scan.scan; counted = []; real = {looks}")
     kernel.run_silently(f"{looks} = lambda *args: counted.append(1) or real(*args)")
     again = panel.wait("picture", rid=panel.ask("picture"))["html"]
     assert again == picture

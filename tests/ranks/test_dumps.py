@@ -96,6 +96,11 @@ def test_a_dump_that_asks_for_code_is_refused(protocol: int) -> None:
         (b"{", "not JSON"),
         (b'{"nbguard_rank": 9}', "does not say nbguard_rank = 1"),
         (b'{"nbguard_rank": 1, "rank": 0}', "its field 'world' is missing"),
+        (b'{"nbguard_rank": ' + b"[" * 200, "not JSON"),
+        (
+            b"\x80\x02}(X\x07\x00\x00\x00entries]X\x01\x00\x00\x00x" + b"]" * 200 + b"a" * 199 + b"u.",
+            "it is nested more than 100 deep",
+        ),
         (pickle.dumps([1]), "no list of entries"),
         (pickle.dumps({"entries": [{}]}), "damaged"),
         (b"\x80\x04\x95\xff", "ends too early"),

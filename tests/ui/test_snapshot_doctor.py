@@ -248,10 +248,26 @@ def test_a_file_that_breaks_python_is_opened_once_more_in_a_new_one(doctor: Doct
 
 
 @pytest.mark.slow
-def test_a_file_that_overflows_the_stack_of_the_page_gets_a_sentence(doctor: Doctor, tmp_path: Path) -> None:
-    """In a browser Python's own guards against deep nesting do not hold: it dies, and the next file has a new one."""
-    deep = tmp_path / "deep.json"
+def test_a_file_that_is_nested_too_deep_is_refused_and_the_others_stay_open(doctor: Doctor, tmp_path: Path) -> None:
+    """In a browser Python's own guards against deep nesting do not hold."""
+    deep, large = tmp_path / "deep.json", tmp_path / "large.pickle"
     deep.write_text('{"segments": ' + '["padding", ' * 50_000 + "1" + "]" * 50_000 + "}")
+    unread = b"]" * 50_000 + b"a" * 49_999, b"N" + b"\x85" * 50_000
+    padded = pickle.dumps(small() | {"padding": "x" * (1 << 21)}, 2)
+    doctor.open(ROOT / "notebooks" / "out_of_memory.pickle")
+    for values in (None, *unread):
+        if values is not None:
+            large.write_bytes(padded.removesuffix(b"u.") + b"X\x05\x00\x00\x00extra" + values + b"u.")
+        doctor.open(deep if values is None else large)
+        assert "it is nested more than 100 deep" in doctor.error
+        expect(doctor.page.locator("#before option")).to_have_count(1)
+
+
+@pytest.mark.slow
+def test_a_file_that_overflows_the_stack_of_the_page_gets_a_sentence(doctor: Doctor, tmp_path: Path) -> None:
+    """Python's own unpickler hashes a key before anything can look at it: Python dies, and the next file has a new one."""
+    deep = tmp_path / "deep.pickle"
+    deep.write_bytes(b"\x80\x02}N" + b"\x85" * (1 << 21) + b"Ns.")
 
     doctor.open(deep)
     assert "needs more than a browser" in doctor.error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from nbguard.errors import DamagedDataError, NbguardError
 from nbguard.files import read_file, unreadable, write_file
 from nbguard.frontend.gpu_leaks.results import GpuLeaks, MemoryOfTest
-from nbguard.plain_data import from_plain, to_json
+from nbguard.plain_data import from_plain, read_json, to_json
 from nbguard.render.markup import clean
 from nbguard.units import format_bytes, signed
 
@@ -28,12 +27,12 @@ _MOST = 50
 def read_result(text: bytes, name: str) -> GpuLeaks:
     """Return the result in a file of `--gpu-leaks-json` called `name`. Raises NbguardError if it was not written by that."""
     try:
-        data = json.loads(text)
+        data = read_json(text)
         if type(data) is not dict or data.get("kind") != GpuLeaks.kind:
             raise DamagedDataError("it was not written by --gpu-leaks-json")
         fields = {key: value for key, value in data.items() if key not in ("schema", "kind")}
         result: GpuLeaks = from_plain(GpuLeaks, fields, text=lambda each: clean(each, 300))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         reason = str(error) if isinstance(error, NbguardError) else "it is no JSON"
         raise NbguardError(f"{name} cannot be used: {reason}") from None
     return result

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypedDict
 
 from nbguard.errors import DamagedDataError, RankFactsError
 from nbguard.memory.out_of_memory.card import OomCard, answer
-from nbguard.plain_data import Within, from_plain
+from nbguard.plain_data import Within, from_plain, read_json
 from nbguard.render.html import Block, Listing, Title
 from nbguard.render.markup import clean, numbered
 from nbguard.render.result import SCHEMA, Result
@@ -92,7 +91,7 @@ def failure_of(text: bytes) -> RankFailure:
         RankFactsError: the file has no failure.
     """
     try:
-        raw = json.loads(text)
+        raw = read_json(text)
         card = raw.get("card") if type(raw) is dict else None
         if type(raw) is not dict or (raw.pop("schema", None), raw.pop("kind", None)) != (SCHEMA, RankFailure.kind):
             raise RankFactsError("it is not the report of a rank that nbguard has written")
@@ -101,7 +100,7 @@ def failure_of(text: bytes) -> RankFailure:
         failure: RankFailure = from_plain(RankFailure, raw, text=lambda each: clean(each, _LONGEST))
     except DamagedDataError as error:
         raise RankFactsError(str(error)) from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise RankFactsError("it is not JSON") from None
     if failure.card is not None and not failure.card.fixes:
         raise RankFactsError("its card is not whole")

@@ -17,7 +17,7 @@ import psutil
 
 from nbguard.errors import DamagedDataError
 from nbguard.files import Folder
-from nbguard.plain_data import from_plain, to_plain
+from nbguard.plain_data import from_plain, read_json, to_plain
 
 _PREFIX, _SUFFIX = "nbguard-assistants-", ".json"
 _LARGEST = 1 << 14
@@ -91,7 +91,7 @@ def _read(folder: Folder, name: str) -> Consent | None:
             status = os.fstat(file.fileno())
             if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o077):
                 return None
-            consent: Consent = from_plain(Consent, json.loads(file.read(_LARGEST)))
+            consent: Consent = from_plain(Consent, read_json(file.read(_LARGEST)))
     except (OSError, ValueError, DamagedDataError):
         return None
     is_here = consent.connection == Path(consent.connection).name and name == f"{_PREFIX}{consent.id}{_SUFFIX}"

@@ -32,7 +32,7 @@ from nbguard.memory.reports.cell_ledger import (
     compare,
 )
 from nbguard.memory.reports.notices.notice import Departure
-from nbguard.memory.scan.heap.kinds import name_of
+from nbguard.memory.scan.heap.kinds import Types, name_of
 from nbguard.memory.scan.scan import Notebook, TimedScan, timed_scan
 from nbguard.memory.scan.weak_holdings import WeakHoldings, WeakLook
 from nbguard.memory.scan.weak_references import weak_reference
@@ -154,6 +154,17 @@ def is_rebound(names: Mapping[str, int], namespace: Mapping[str, Any]) -> bool:
     That may leave memory stale that does not change.
     """
     return any(id(namespace.get(name)) != ref for name, ref in names.items())
+
+
+_HOLD_NO_TENSOR = Types((int, float, complex, bool, str, bytes, type(None), type, types.FunctionType, types.ModuleType))
+"""A function may hold tensors by its defaults or closure: they are rare, and cells that define functions frequent."""
+
+
+def bindings_of(namespace: Mapping[str, Any]) -> frozenset[tuple[str, int]]:
+    """Return the names of objects that may hold tensors, each with its object's id."""
+    return frozenset(
+        (name, id(value)) for name, value in list(namespace.items()) if type(name) is str and type(value) not in _HOLD_NO_TENSOR
+    )
 
 
 # --- Names that a cell binds to a part of another name's object, e.g. `m = learn.model`. Deleting one surprises nobody.

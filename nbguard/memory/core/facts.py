@@ -34,6 +34,10 @@ class Target:
     lets_go: bool = field(
         default=False, metadata={"json": False}
     )  # its root, such as the last error, lets go of it by itself: there is nothing to delete
+    hook: str = field(
+        default="", metadata={"json": False}
+    )  # in words, a hook of a module that uses the name; empty without one
+    hooked: int = field(default=0, metadata={"json": False})  # id of that module
     turn: tuple[int, int] = field(default=(0, 0), compare=False, metadata={"json": False})
     """Order of deletion, the least first: parts before their wholes, and the last element of a list first."""
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from nbguard.units import format_bytes
+
 OomKind = Literal["device", "library", "host", "worker", "shm"]
 """Who had no memory to give: PyTorch's allocator of a device; the driver, asked by a library of CUDA's; the host; the host,
 asked by a DataLoader worker that was killed for it; shared memory, that such workers hand batches over in."""
@@ -87,6 +89,29 @@ class EarlierFailure:
     is_of_same_inputs: bool = False  # the cell's inputs were the same then: numbers, strings, functions, modules, classes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growing:
+    """The container that a failed run filled, as one would write it, and its contents."""
+
+    name: str
+    elements: int  # 0 if joined to one tensor
+    nbytes: int  # where the request was made
+    keeps_graph: bool = False  # its elements keep autograd graphs
+    less: str = ""  # the way to have a library keep less; "": the user's own loop fills it
+
+    def words(self, *, trains: bool, is_left: bool) -> str:
+        """Return the words on the growing container, its growth, and the remedy.
+
+        Args:
+            trains: the run calls backward.
+            is_left: the container is there still.
+        """
+        number = f"{self.elements} tensors, " if self.elements else ""
+        own = "append loss.item() or t.detach()" if self.keeps_graph and trains else "append t.detach().cpu(), or keep less"
+        when = "by now" if is_left else "by then"
+        return f"{self.name} grows: {number}{format_bytes(self.nbytes)} {when}; {self.less or own}"
+
+
 @dataclass(frozen=True, slots=True)
 class CodeLine:
     """A line of the user's code."""
@@ -142,5 +167,7 @@ class OomFact:
     is_final: bool = False  # it ends its process: nothing can be run there any more, only the next run can do better
     has_passed: bool = False  # the cell has run through since
     is_outlived: bool = False  # another cell, which a device gave memory, has run through since
+    growing: Growing | None = field(default=None, metadata={"json": False})  # met right after the failure; None if none was
+    had_graph: bool = field(default=False, metadata={"json": False})  # the run held an autograd graph right after the failure
     note: OomNote | None = None  # the allocator at the failure
     host: HostFacts | None = None  # the host's memory now, where it ran out

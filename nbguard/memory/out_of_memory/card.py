@@ -22,7 +22,8 @@ from nbguard.memory.out_of_memory.failed_request import (
     savings_of,
     survival_of,
 )
-from nbguard.memory.out_of_memory.fixes import Fix, OomContext, fixes
+from nbguard.memory.out_of_memory.fixes import Fix, OomContext, fixes, has_graph
+from nbguard.memory.out_of_memory.release_candidates import growing_container
 from nbguard.memory.out_of_memory.rerun import VERDICT_TEXTS, Rerun, RerunVerdict
 from nbguard.render.html import Block, Line, Listing, Point, Points, Section, Table, TableRow, Title
 from nbguard.render.result import Result
@@ -84,7 +85,9 @@ def build_card(analysis: Analysis) -> OomCard | None:
     every = fixes(context)
     largest = tuple(holder for holder in holders if holder.retained >= least)[:_HOLDERS]
     card = OomCard(
-        asked=oom,
+        asked=replace(
+            oom, growing=growing_container(rerun) or oom.growing, had_graph=oom.had_graph or has_graph(context.request)
+        ),
         device=request.name,
         parts=parts,
         limit=request.limit,

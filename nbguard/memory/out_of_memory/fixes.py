@@ -429,19 +429,21 @@ def _less_kept(context: OomContext) -> Iterator[Fix]:
     oom = context.request.oom
     if oom.kind not in ("device", "library"):
         return
-    growing, runs_model = growing_container(context.rerun), bool(oom.runs_model or oom.learner)
+    left, runs_model = growing_container(context.rerun), bool(oom.runs_model or oom.learner)
+    growing = left or oom.growing
     if growing is not None and (growing.less or runs_model):
-        yield Fix(words=growing.words(trains=oom.trains), advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+        words = growing.words(trains=oom.trains, is_left=left is not None)
+        yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
     if not runs_model:
         return
-    if not oom.trains and _has_graph(context):
+    if not oom.trains and (oom.had_graph or has_graph(context.request)):
         words = "under torch.no_grad() the cell keeps no graph, and nothing here calls backward"
         yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
 
 
-def _has_graph(context: OomContext) -> bool:
+def has_graph(request: FailedRequest) -> bool:
     """Say whether the failed run holds an autograd graph."""
-    graph, oom = context.request.facts.graph, context.request.oom
+    graph, oom = request.facts.graph, request.oom
     roots = (n for n, root in enumerate(graph.roots) if root.kind == "error" or root.label in oom.bound)
     return any(graph.nodes[node].kind == "graph" for node in reach_of_roots(graph, roots))
 

@@ -14,6 +14,7 @@ from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.advice import Advice, park, release_names, release_stale
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts, Graph, Root, Target
+from nbguard.memory.core.oom_facts import Growing
 from nbguard.memory.core.references.graph import (
     GRAPH,
     nbytes_of,
@@ -26,7 +27,6 @@ from nbguard.memory.core.references.graph import (
 )
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.out_of_memory.rerun import After, Rerun, RerunVerdict
-from nbguard.units import format_bytes
 
 # --- A container that the failed run filled, such as the list of outputs that grows with each batch.
 
@@ -43,23 +43,6 @@ _MOST = 4
 """Least share, a quarter, of the failed run's bytes that it holds."""
 _LAST_NAME = re.compile(r"(\w+)(?:\[[^\[\]]*\])*$")
 """The name in front of the subscripts at the end of a path."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growing:
-    """The container, as one would write it, and its contents."""
-
-    name: str
-    elements: int  # 0 if joined to one tensor
-    nbytes: int  # where the request was made
-    keeps_graph: bool = False  # its elements keep autograd graphs
-    less: str = ""  # the way to have a library keep less; "": the user's own loop fills it
-
-    def words(self, *, trains: bool) -> str:
-        """Return the words on the growing container, its growth, and the remedy. `trains`: the run calls backward."""
-        number = f"{self.elements} tensors, " if self.elements else ""
-        own = "append loss.item() or t.detach()" if self.keeps_graph and trains else "append t.detach().cpu(), or keep less"
-        return f"{self.name} grows: {number}{format_bytes(self.nbytes)} by now; {self.less or own}"
 
 
 def growing_container(rerun: Rerun) -> Growing | None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import types
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 from nbguard.errors import TargetError
 from nbguard.memory.core.facts import Graph, Target
 from nbguard.memory.core.references.explain import explain_unheld, is_explained
 from nbguard.memory.core.references.holders import unheld
 from nbguard.memory.core.references.shown_paths import HOOK, is_written, targets_written
+from nbguard.memory.scan.heap.kinds import Kinds, name_of
+from nbguard.memory.scan.oom.names import globals_used
+from nbguard.memory.scan.parked import hooks_of
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.memory.scan.targets import refuse_fixed, resolve_targets
 
@@ -17,10 +24,38 @@ from nbguard.memory.scan.targets import refuse_fixed, resolve_targets
 def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
     """Return the targets of texts, in order; TargetError, before anything is touched, if one of them does not exist.
 
-    A text that is no name or part of one is looked for among the paths of a report. These have blanks: texts that follow each
-    other are read as one where only that is such a path.
+    A name that a module's hook uses is told with that hook. A text that is no name or part of one is looked for among the
+    paths of a report. These have blanks: texts that follow each other are read as one where only that is such a path.
     """
-    texts = [*texts]
+    targets = _resolved([*texts], notebook)
+    names = {target.root for target in targets if target.root == target.text and target.root in notebook.namespace}
+    users = _hooks_using(names, notebook.namespace) if names and "torch" in sys.modules else {}
+    return tuple(
+        replace(target, hook=users[target.root][0], hooked=users[target.root][1]) if target.root in users else target
+        for target in targets
+    )
+
+
+def _hooks_using(names: set[str], namespace: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """Return a hook in words and the id of its module for each of the global names that hooks of modules use."""
+    found: dict[str, tuple[str, int]] = {}
+    for module in Kinds().tracked({"model"}):
+        for hook in (hook for hooks in hooks_of(module) for hook in list(hooks.values())):
+            function = _function_of(hook)
+            if function is not None:
+                words = f"the hook `{function.__name__}` of a {name_of(type(module))}"
+                found |= {name: (words, id(module)) for name in names & globals_used(function, namespace)}
+    return found
+
+
+def _function_of(hook: object) -> types.FunctionType | None:
+    """Return the function of Python's that a hook calls; None where its own class says how it is called."""
+    while type(hook) in (types.MethodType, functools.partial):
+        hook = hook.__func__ if isinstance(hook, types.MethodType) else hook.func  # type: ignore[attr-defined]
+    return hook if type(hook) is types.FunctionType else None
+
+
+def _resolved(texts: list[str], notebook: Notebook) -> tuple[Target, ...]:
     refused: TargetError | None = None
     try:
         resolved = resolve_targets(texts, notebook.namespace, notebook.out, notebook.hidden)

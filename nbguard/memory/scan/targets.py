@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import dis
 import gc
 import sys
 import types
@@ -183,10 +184,19 @@ def _keeps(owner: Any, part: ast.Attribute | ast.Subscript) -> bool:
     spaces = [namespace_of(base) for base in bases]
     if isinstance(part, ast.Subscript):
         arrays = (loaded_class("numpy", "ndarray"), loaded_class("torch", "Tensor"))
-        return not any("__delitem__" in space for space in spaces) or any(cls in bases for cls in arrays)
+        deletes = next((space["__delitem__"] for space in spaces if "__delitem__" in space), None)
+        return deletes is None or _only_raises(deletes) or any(cls in bases for cls in arrays)
     slot = next((space[part.attr] for space in spaces if part.attr in space), None)
     is_read_only = type(slot) is property and slot.fdel is None
     return is_read_only or (tuple in bases and slot is not None) or is_frozen(type(owner))
+
+
+def _only_raises(function: Any) -> bool:
+    """Say whether a function of Python's never returns, as that of a container which forbids a change."""
+    if type(function) is not types.FunctionType:
+        return False
+    names = {one.opname for one in dis.get_instructions(function)}
+    return "RAISE_VARARGS" in names and not any(name.startswith(("RETURN", "YIELD")) for name in names)
 
 
 def output_label(target: ast.expr, out: dict[int, Any]) -> str:
@@ -257,7 +267,7 @@ def _part(target: ast.Attribute | ast.Subscript, owner: Any, namespace: dict[str
     bases = mro_of(type(owner))
     try:
         if dict in bases and type(key) in _KEYS:
-            return _once(dict.__getitem__(owner, key), owner, dict.values(owner))
+            return _once(dict.__getitem__(owner, key), owner, _held_by(owner))
         if type(owner) in _SEQUENCES and type(key) is int:
             return _once(owner[key], owner, owner)
         if type(key) is int and (modules := _numbered_modules(owner)) is not None:
@@ -293,6 +303,15 @@ def _once(value: Any, owner: Any, values: Iterable[Any]) -> tuple[Any, tuple[Any
     return value, (owner,) if sum(other is value for other in values) == 1 else ()
 
 
+def _held_by(owner: Any) -> Iterator[Any]:
+    """Yield the values of an object's attributes and, of a dict, of its entries, which may be the same."""
+    attributes = attributes_of(owner)
+    if dict in mro_of(type(owner)):
+        yield from dict.values(owner)
+    if attributes is not None and attributes is not owner:
+        yield from attributes.values()
+
+
 def _attribute(owner: Any, name: str, text: str) -> tuple[Any, tuple[Any, ...]]:
     for base in mro_of(type(owner)):
         slot = namespace_of(base).get(name)
@@ -311,7 +330,7 @@ def _attribute(owner: Any, name: str, text: str) -> tuple[Any, tuple[Any, ...]]:
     if attributes is None:
         return _MISSING, ()
     if name in attributes:
-        value, containers = _once(attributes[name], owner, attributes.values())
+        value, containers = _once(attributes[name], owner, _held_by(owner))
         return value, (*containers, attributes) if containers else ()
     for inner in _PARTS:
         part = attributes.get(inner)

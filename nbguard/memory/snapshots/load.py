@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from nbguard.files import read_file
 from nbguard.memory.allocator.snapshot.read import LARGEST_SIDECAR, load_snapshot, sidecar_path
 from nbguard.memory.allocator.snapshot.snapshot import Frame, Snapshot, SnapshotSegment
 from nbguard.memory.core.facts import AllocatorStats, Block, DeviceFacts, Segment
+from nbguard.plain_data import read_json
 from nbguard.render.markup import clean, line_words
 
 Progress = Callable[[int, int], None]
@@ -136,7 +136,7 @@ def _names_of(path: Path) -> NotebookNames:
     """Return the names in a file's sidecar, whose other content `load_snapshot` has read and checked."""
     place = sidecar_path(path)
     try:
-        raw = json.loads(read_file(place, LARGEST_SIDECAR))
+        raw = read_json(read_file(place, LARGEST_SIDECAR))
         holders = None if raw.get("holders") is None else _holder_names(raw["holders"])
         if raw.get("crc32", checksum := _checksum(path)) != checksum:
             return NotebookNames(is_of_another=True)
@@ -144,7 +144,7 @@ def _names_of(path: Path) -> NotebookNames:
         return NotebookNames(holders, cells, int(raw.get("unnamed", 0)))
     except FileNotFoundError:
         return NotebookNames()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise SnapshotError(f"{place.name} next to it is damaged; remove it to read the snapshot without it.") from None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import platform
 import re
 import sys
@@ -17,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from nbguard.errors import NbguardError, in_one_line
 from nbguard.files import read_file, unreadable
+from nbguard.plain_data import read_json
 from nbguard.texts import printable
 
 _LARGEST = 100 * 1024**2
@@ -122,10 +122,10 @@ def _source(file: Path) -> str:
         text = read_file(file, _LARGEST).decode("utf-8")
         if file.suffix != ".ipynb":
             return text
-        sources = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        sources = ["".join(cell["source"]) for cell in read_json(text)["cells"] if cell["cell_type"] == "code"]
     except OSError as error:
         raise NbguardError(unreadable(file, error)) from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise NbguardError(f"{file} is not a notebook") from None
     return "\n".join(line for source in sources for line in _python_of(source))
 

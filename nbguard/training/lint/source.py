@@ -17,6 +17,7 @@ from typing import Any, cast
 from nbguard.cell_names import OTHER_LANGUAGES
 from nbguard.errors import NbguardError, in_one_line
 from nbguard.files import read_file, unreadable
+from nbguard.plain_data import read_json
 
 LARGEST = 100 * 1024**2
 """Bytes of a notebook or a script."""
@@ -121,10 +122,10 @@ def notebook_source(path: str, cells: Iterable[tuple[int, str]]) -> Source:
 def _cells(path: str, data: bytes) -> Iterator[tuple[int, str]]:
     """Yield the number and text of each code cell."""
     try:
-        for number, cell in enumerate(json.loads(data)["cells"], start=1):
+        for number, cell in enumerate(read_json(data)["cells"], start=1):
             if cell["cell_type"] == "code":
                 yield number, "".join(cell["source"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise NbguardError(f"{path} is no notebook of format 4") from None
 
 
@@ -232,7 +233,7 @@ def _edited(line: str, edits: list[Edit]) -> str:
 
 
 def _repaired_notebook(data: bytes, lines: dict[LinePlace, str]) -> bytes | None:
-    content = json.loads(data)
+    content = read_json(data)
     write = _writer_of(content, data)
     if write is None:
         return None

@@ -12,6 +12,7 @@ from nbguard.errors import RunRecordError
 from nbguard.files import read_file, unreadable, write_file
 from nbguard.memory.core.advice import RECORD_RUN, RECORD_RUN_AS
 from nbguard.memory.scan.heap.kinds import name_of
+from nbguard.plain_data import read_json
 from nbguard.render.markup import NAME, clean
 from nbguard.training.runs.analysis.comparison import RunComparison, compare_records
 from nbguard.training.runs.analysis.record import KIND, METADATA, RunRecord
@@ -89,8 +90,8 @@ def _from_text(text: str) -> RunRecord:
 
 def _from_json(content: bytes) -> RunRecord:
     try:
-        data = json.loads(content)
-    except (ValueError, RecursionError):
+        data = read_json(content)
+    except ValueError:
         raise RunRecordError("it holds no JSON") from None
     if type(data) is dict and data.get("kind") != KIND and type(data.get("cells")) is list:
         data = _last_of_notebook(data["cells"])

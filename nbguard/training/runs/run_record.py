@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import platform
 import socket
@@ -22,6 +21,7 @@ from nbguard.memory.core.processes import session_name
 from nbguard.memory.scan.devices.host import dotted, library_versions, usable_cores
 from nbguard.memory.scan.devices.nvml import NvmlReader
 from nbguard.memory.scan.scan import Notebook
+from nbguard.plain_data import read_json
 from nbguard.training.runs.analysis.cell_seeds import cells_behind
 from nbguard.training.runs.analysis.record import TOPICS, RunCell, RunRecord
 from nbguard.training.runs.analysis.source import HIDDEN, RECORDED_VARIABLES, clean_source, is_secret_name, without_secrets
@@ -190,12 +190,12 @@ def _saved_sources(facts: FactCollector, path: Path | None) -> frozenset[str] | 
         facts.miss("code", "edited since", "this notebook's name is not known")
         return None
     try:
-        cells = json.loads(read_file(path, _NOTEBOOK))["cells"]
+        cells = read_json(read_file(path, _NOTEBOOK))["cells"]
         return frozenset(_joined(cell.get("source", "")).strip() for cell in cells if cell.get("cell_type") == "code")
     except OSError as error:
         facts.miss("code", "edited since", f"the saved notebook cannot be read ({error.strerror})")
         return None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         facts.miss("code", "edited since", f"the saved notebook cannot be read ({type(error).__name__})")
         return None
 

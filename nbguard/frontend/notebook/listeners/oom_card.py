@@ -62,14 +62,14 @@ class OomWatch:
             error = sys.__dict__.get("last_value")
         if error is None or not ran_out(error):
             return
-        from nbguard.memory.scan.oom.failed_runs import keep_need, keep_run, keep_start
+        from nbguard.memory.scan.oom.failed_runs import keep_findings, keep_run, keep_start
 
         note_failure(cell.number, self._cell_id())
         keep_start(self._shell.user_ns)
         keep_run(len(self._shell.history_manager.input_hist_parsed) - 1, self._shell.user_ns)
         card = self._make(cell.scan)
         if card is not None:
-            keep_need(card.asked.cell, card.needed)
+            keep_findings(card.asked, card.needed)
             self._show(card)
 
     def _cell_id(self) -> str:

@@ -125,8 +125,9 @@ _PREDICTION_JOB = "Next fit", "the running cell may use it, so its next fit is p
 _HISTORY_JOB = "History", "the allocator's history is read when the cell ends", "moment"
 """Title, reason to wait while a cell runs, and kind."""
 
-_LOOK = "nbguard: look"
-"""Name of the job that looks at the heap, unlike any that a view may send: there is one of it at a time."""
+_LOOK, _LOOK_MEANWHILE = "nbguard: look", "nbguard: look meanwhile"
+"""Names of the jobs that scan the heap after a cell and while one runs, unlike any that a view may send. Of each one waits or
+runs at a time."""
 
 _log = logging.getLogger("nbguard")
 
@@ -264,11 +265,14 @@ class Hub:
             _log.debug("a heap scan between two cells failed", exc_info=True)
 
     def _settled(self) -> None:
-        """Look at the heap if the cell has changed anything and none has begun since."""
+        """Look at the heap if the cell has changed anything and none has begun since.
+
+        A job that still runs began during the cell, and may have scanned before its end.
+        """
         self._settling = None
         if self._handler is None or self._busy.cell is not None:
             return
-        if self._handler.states.is_outdated:
+        if self._jobs.is_working or self._handler.states.is_outdated:
             self._look()
         else:
             self._handler.states.confirm()
@@ -469,8 +473,9 @@ class Hub:
     def _look(self, *, waits: bool = True) -> None:
         """Have the heap looked at, unless it is to be already; `waits`: not while a cell runs."""
         why = _UNTIL_END if waits else ""
+        rid = _LOOK if waits else _LOOK_MEANWHILE
         self._jobs.put(
-            Job(run=self._look_and_tell, failed=lambda reason: _log.debug("a heap scan: %s", reason), rid=_LOOK, why=why)
+            Job(run=self._look_and_tell, failed=lambda reason: _log.debug("a heap scan: %s", reason), rid=rid, why=why)
         )
 
     def _look_and_tell(self, *, always: bool = False, is_waited_for: bool = False) -> None:

@@ -6,12 +6,12 @@ A file is not trusted. Reading it runs none of its content, comes to an end, and
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import tempfile
 import zlib
 from contextlib import suppress
 from dataclasses import fields
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -21,7 +21,7 @@ from nbguard.memory.allocator.model.settings import parse_version
 from nbguard.memory.allocator.snapshot import reader_process
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, parse_snapshot
 from nbguard.memory.allocator.snapshot.unpickle import Progress, unpickle, unpickle_before
-from nbguard.plain_data import from_plain, to_plain
+from nbguard.plain_data import NESTED, from_plain, read_json, take_apart, to_plain
 from nbguard.units import format_bytes
 
 # --- The sidecar of a snapshot, `FILE.nbguard.json`: facts that a replay needs and PyTorch's format has no place for.
@@ -54,7 +54,7 @@ def read_sidecar(path: str | Path) -> Sidecar:
     """
     place = sidecar_path(path)
     try:
-        raw = json.loads(read_file(place, LARGEST_SIDECAR))
+        raw = read_json(read_file(place, LARGEST_SIDECAR))
         if not isinstance(raw, dict) or raw.get("nbguard") != 1:
             raise ValueError("not ours")
         known = {field.name: raw[field.name] for field in fields(Sidecar) if field.name in raw}
@@ -65,7 +65,7 @@ def read_sidecar(path: str | Path) -> Sidecar:
         return sidecar
     except FileNotFoundError:
         return Sidecar()
-    except (OSError, ValueError, RecursionError, DamagedDataError):
+    except (OSError, ValueError):
         raise SnapshotError(f"{place.name} next to it is damaged; remove it to read the snapshot without it.") from None
 
 
@@ -181,7 +181,12 @@ def _read(content: BinaryIO, size: int, sidecar: Sidecar, progress: Progress | N
             with suppress(OSError):  # no process can be started: it is read here, if slowly
                 return reader_process.read_pickle(content, size, sidecar, progress)
     content.seek(0)
-    return parse_snapshot(_decode(content.read(), progress), size, sidecar, consume=True)
+    raw = _decode(content.read(), progress)
+    try:
+        return parse_snapshot(raw, size, sidecar, consume=True)
+    except SnapshotError:
+        take_apart(raw)
+        raise
 
 
 def _decode(data: bytes, progress: Progress | None) -> Any:
@@ -210,11 +215,11 @@ def _read_json(data: bytes) -> Any:
     if data.count(b"[") + data.count(b"{") > len(data) // _BYTES_PER_CONTAINER + 1000:
         raise SnapshotError("not a readable snapshot: the JSON is made of empty containers.")
     try:
-        return json.loads(data.removeprefix(b"\xef\xbb\xbf"), parse_int=_integer, parse_constant=_no_number)
-    except RecursionError:
-        raise SnapshotError("not a readable snapshot: the JSON is nested too deep.") from None
+        return read_json(data, parse_int=_integer, parse_constant=_no_number)
+    except DamagedDataError:
+        raise SnapshotError(f"not a readable snapshot: {NESTED}.") from None
     except ValueError as error:
-        where = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        where = f" at character {error.pos}" if isinstance(error, JSONDecodeError) else ""
         raise SnapshotError(f"not a readable snapshot: the JSON is damaged or ends too early{where}.") from None
 
 

@@ -33,6 +33,7 @@ from nbguard.memory.allocator.snapshot.snapshot import (
     parse_snapshot,
 )
 from nbguard.memory.allocator.snapshot.unpickle import DAMAGED, Progress, UnreadablePickle, asks_for, unreadable
+from nbguard.plain_data import take_apart
 
 # --- A snapshot as bytes (a line of JSON, then arrays), which the process that reads a large file sends.
 
@@ -234,13 +235,17 @@ def read_here(file: BinaryIO, size: int, sidecar: Sidecar | None = None) -> Snap
     Raises:
         SnapshotError: the pickle is no snapshot, is damaged, or asks for more than plain data.
     """
+    raw = None
     try:
-        return parse_snapshot(_PlainUnpickler(file).load(), size, sidecar, consume=True)
+        raw = _PlainUnpickler(file).load()
+        return parse_snapshot(raw, size, sidecar, consume=True)
     except UnreadablePickle as bad:
         raise SnapshotError(unreadable(bad)) from None
     except MemoryError:
         raise SnapshotError("not a readable snapshot: it would fill far more memory than its size explains.") from None
     except SnapshotError:
+        if IS_OURS:  # another process ends without freeing anything
+            take_apart(raw)
         raise
     except _DAMAGES:
         raise SnapshotError(DAMAGED) from None

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn, TypeAlias, overload
 
 from nbguard.errors import SnapshotError
 from nbguard.memory.allocator.model.settings import DEFAULT_POOL, DIVISION_ENTRIES, PoolId
-from nbguard.plain_data import Within
+from nbguard.plain_data import NESTED, Within, is_nested
 
 # --- The different stacks of a snapshot, each frame kept once and each stack as the numbers of its frames.
 
@@ -208,6 +208,9 @@ _ATOMS = {str, int, float, bool, type(None)}
 _NONE: tuple[list[object], int] = ([], -1)
 """A stack that no other equals."""
 
+_READ = frozenset({"action", "addr", "size", "stream", "frames", "pool_id"})
+"""Fields of an entry whose values are all read, and checked by that."""
+
 _HINTS = ("time_us", "compile_context", "user_metadata", "pool_id", "internal_metadata", "forward_frames")
 """Fields of an entry that tell the version of torch."""
 
@@ -248,6 +251,7 @@ class _StackNumbers:
         numbers, by_ids, alike, flat = list[int](), self._by_ids, self._alike, self._flat
         for raw in column:
             if type(raw) is not list or not raw:
+                _check_nesting((raw,))
                 numbers.append(-1)
                 continue
             if (length := len(raw)) > _LONG:
@@ -289,6 +293,8 @@ class _StackNumbers:
             _reject("a frame has no file, line and name")
         if {*map(type, raw.values())} <= _ATOMS:
             self._flat.add(id(raw))
+        else:
+            _check_nesting(raw.values())
         return self._frames.setdefault((file, line, name), len(self._frames))
 
 
@@ -319,6 +325,7 @@ def parse_snapshot(raw: object, size: int, sidecar: Sidecar | None = None, *, co
     whole = {"segments": raw} if type(raw) is list else raw
     if type(whole) is not dict or type(whole.get("segments")) is not list:
         _reject("it has no list of segments; torch.cuda.memory._dump_snapshot(FILE) writes one that has")
+    _check_nesting(value for key, value in whole.items() if key not in ("segments", "device_traces"))
     budget = _Budget(size)
     stacks = _StackNumbers(budget)
     segments = tuple(sorted((_segment(entry, stacks, budget) for entry in whole["segments"]), key=_place))
@@ -358,6 +365,7 @@ def _segment(raw: object, stacks: _StackNumbers, budget: _Budget) -> SnapshotSeg
     budget.spend(1)
     if type(raw) is not dict or type(raw.get("blocks")) is not list or raw.get("segment_type", "") not in ("small", "large"):
         _reject("a segment is not a dict")
+    _check_nesting(value for key, value in raw.items() if key != "blocks")
     address, total = _number(raw, "address"), _number(raw, "total_size")
     blocks = tuple(_blocks(raw["blocks"], address, stacks, budget))
     if sum(block.size for block in blocks) != total:
@@ -380,6 +388,7 @@ def _blocks(raw: list[object], address: int, stacks: _StackNumbers, budget: _Bud
     for entry in raw:
         if type(entry) is not dict:
             _reject("a block is not a dict")
+        _check_nesting(value for key, value in entry.items() if key != "frames")
         size, state = _number(entry, "size"), entry.get("state")
         if type(state) is not str or state not in _STATES:
             _reject(f"the block at {address} has no state that is known")
@@ -409,6 +418,9 @@ def _trace(raw: object, stacks: _StackNumbers, budget: _Budget, hints: set[str],
         hints |= {f"action {action[:20]}" for action in others}
         entries = [entry for entry in part if entry["action"] not in others] if others else part
         left_out += len(part) - len(entries)
+        _check_unread(entries, _READ)
+        if others:
+            _check_unread([entry for entry in part if entry["action"] in others], frozenset({"action"}))
         named = [_pool(entry["pool_id"]) for entry in entries if "pool_id" in entry]
         pools.extend(map(same_pool.setdefault, named, named))
         hints |= {key for key in _HINTS if key in part[-1]}
@@ -418,6 +430,19 @@ def _trace(raw: object, stacks: _StackNumbers, budget: _Budget, hints: set[str],
             raw[start : start + len(part)] = [None] * len(part)
     has_pools = bool(pools) and len(pools) == len(events)
     return Trace(events, tuple(pools) if has_pools else None, numbers, left_out), set(events.streams)
+
+
+def _check_unread(entries: list[dict[str, Any]], read: frozenset[str]) -> None:
+    """Refuse entries whose values are nested too deep in a field that is not `read`."""
+    for name in set[str]().union(*entries) - read:
+        column = _column(entries, name)
+        if not {*map(type, column)} <= _ATOMS:
+            _check_nesting(column)
+
+
+def _check_nesting(values: Iterable[object]) -> None:
+    if is_nested(values):
+        _reject(NESTED)
 
 
 def _column(entries: list[dict[str, Any]], key: str, default: Any = None) -> list[Any]:

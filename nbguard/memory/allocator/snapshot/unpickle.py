@@ -13,15 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 from nbguard.errors import SnapshotError
+from nbguard.plain_data import DEEPEST, NESTED, take_apart
 
 Progress = Callable[[int, int], None]
 """Called now and then with (bytes done, bytes in all)."""
 
 _STEP = 20_000
 """Opcodes between two reports of progress."""
-
-_DEEPEST = 200
-"""Containers within one another; a snapshot nests some ten deep."""
 
 _BYTES_PER_OBJECT = 5
 """Fewer bytes of the file than this for each object are no content, and would fill many times the size of the file."""
@@ -54,6 +52,8 @@ class _End(Exception):  # noqa: N818
 def unpickle(data: bytes, progress: Progress | None = None) -> Any:
     """Return the object in a pickle of dicts with string keys, lists, tuples, strings, numbers, True, False and None.
 
+    By references to one another its values may be nested at any depth: `plain_data.is_nested` says whether they are.
+
     Raises:
         SnapshotError: the pickle has other objects, would call something, ends too early, or is none at all.
     """
@@ -61,11 +61,13 @@ def unpickle(data: bytes, progress: Progress | None = None) -> Any:
     try:
         return reader.read(progress or (lambda _done, _total: None))
     except UnreadablePickle as bad:
-        raise SnapshotError(unreadable(bad)) from None
+        why = unreadable(bad)
     except (IndexError, struct.error):
-        raise SnapshotError(DAMAGED) from None
+        why = DAMAGED
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise SnapshotError("not a readable snapshot: the pickle is damaged.") from None
+        why = "not a readable snapshot: the pickle is damaged."
+    take_apart(reader.memo, reader.stack, reader.below)
+    raise SnapshotError(why)
 
 
 def unpickle_before(data: bytes, key: str) -> dict[str, Any] | None:
@@ -106,11 +108,6 @@ class _Reader:
         self.below: list[list[Any]] = []  # the stacks before each mark
         self.memo: dict[int, Any] = {}  # objects that later opcodes refer to, by number
         self.made = 0  # containers made so far
-        self.table: list[Callable[[int], int]] = [self.unknown] * 256
-        for opcode in _CALLS:
-            self.table[opcode] = self.call
-        for name, opcode in _OPCODES.items():
-            self.table[opcode] = getattr(self, name)
 
     def read(self, progress: Progress) -> Any:
         position = 0
@@ -130,7 +127,7 @@ class _Reader:
 
     def some(self, position: int) -> int:
         """Read some opcodes, the five most frequent of a snapshot in place: that halves the time."""
-        data, table, memo, number = self.data, self.table, self.memo, int.from_bytes
+        data, table, memo, number = self.data, _TABLE, self.memo, int.from_bytes
         stack = self.stack
         for _ in range(_STEP):
             opcode = data[position]
@@ -146,12 +143,12 @@ class _Reader:
             elif opcode == 0x8A and (size := data[position + 1]) <= _LONGEST_NUMBER:  # long1; damage shows behind it
                 stack.append(number(data[position + 2 : position + 2 + size], "little", signed=True))
                 position += 2 + size
-            elif opcode == 0x28 and len(self.below) < _DEEPEST:  # mark
+            elif opcode == 0x28 and len(self.below) < DEEPEST:  # mark
                 self.below.append(stack)
                 stack = self.stack = []
                 position += 1
             else:
-                position = table[opcode](position + 1)
+                position = table[opcode](self, position + 1)
                 stack = self.stack
         return position
 
@@ -306,8 +303,8 @@ class _Reader:
         return position
 
     def mark(self, position: int) -> int:
-        if len(self.below) >= _DEEPEST:
-            raise UnreadablePickle(f"it is nested more than {_DEEPEST} deep")
+        if len(self.below) >= DEEPEST:
+            raise UnreadablePickle(NESTED)
         self.below.append(self.stack)
         self.stack = []
         return position
@@ -414,3 +411,10 @@ append=61 appends=65 setitem=73 setitems=75 dict_of_marked=64 list_of_marked=6C 
 tuple3=87 memoize=94 put=71 long_put=72 put_text=70 get=68 long_get=6A get_text=67 proto=80 frame=95 stop=2E
 """
 _OPCODES = {name: int(code, 16) for name, _, code in (pair.partition("=") for pair in _NAMES.split())}
+
+_TABLE: list[Callable[[_Reader, int], int]] = [_Reader.unknown] * 256
+"""The handler of each opcode."""
+for _opcode in _CALLS:
+    _TABLE[_opcode] = _Reader.call
+for _name, _opcode in _OPCODES.items():
+    _TABLE[_opcode] = getattr(_Reader, _name)

@@ -29,10 +29,11 @@ from nbguard.memory.core.references.graph import STALE_KINDS, Edge, leading_to, 
 from nbguard.memory.core.references.holders import workspace_blocks
 from nbguard.memory.core.references.partners import CleanupState, entries_of, kept_targets
 from nbguard.memory.core.requests import doubtful_pools, given_back, pools_in_use
-from nbguard.texts import DEBUGGERS
+from nbguard.texts import DEBUGGERS, joined
 from nbguard.units import MiB, counted
 
 _CONTAINERS = frozenset({"dict", "list", "tuple", "set", "frozenset", "OrderedDict", "defaultdict", "deque", "mappingproxy"})
+_CLEARED = frozenset({"dict", "list", "set", "OrderedDict", "defaultdict", "deque"})
 _HANDLES = frozenset({"method", "partial", "cell", "function"})
 """Kinds of objects that stand for another one, whose own contents are not in a part of it."""
 _CELLS = ("", "MainThread")
@@ -149,13 +150,14 @@ def _settled(
 ) -> tuple[Plan, PlanBuilder, frozenset[int]]:
     """Return the plan that the steps so far make, with its bytes, its builder, and the nodes that stay reached."""
     facts, settled = builder.facts, builder.settle()
+    actions = tuple(_with_hook(action, request.targets, facts.graph, settled.alive) for action in settled.actions)
     workspaces = workspaces or Workspaces()
     back = given_back(facts, settled.storages, settled.alive, workspaces.addresses)
     promised = nbytes_of(facts.graph, settled.storages) + workspaces.nbytes
     unseen = _not_looked_into(facts) if settled.at_least else None
     plan = Plan(
         request=request,
-        actions=settled.actions,
+        actions=actions,
         storages=settled.storages,
         promised=promised,
         at_least=settled.at_least,
@@ -170,6 +172,17 @@ def _settled(
         cut=frozenset(builder.cut),
     )
     return plan, builder, settled.alive
+
+
+def _with_hook(action: Action, targets: Iterable[Target], graph: Graph, alive: Set[int]) -> Action:
+    """Return a step that deletes a name with the hook that needs it, if the hook's module stays."""
+    target = next((one for one in targets if one.hook and action.kind == "del" and action.names == (one.root,)), None)
+    if target is None or any(node.ref == target.hooked and number not in alive for number, node in enumerate(graph.nodes)):
+        return action
+    detail = f"{target.hook} uses it and raises NameError at the next pass"
+    if target.value_kind in _CLEARED:
+        detail += "; " + advice.empty_container("", target.text).code + " frees its contents and keeps the name"
+    return replace(action, detail=joined("; ", filter(None, (action.detail, detail))))
 
 
 def _not_looked_into(facts: Facts) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.memory.core.oom_facts import AllocatorCounts, EarlierFailure, OomNote
+from nbguard.memory.core.oom_facts import AllocatorCounts, EarlierFailure, Growing, OomFact, OomNote
 from nbguard.memory.scan.devices.cuda import nested_stats
 from nbguard.memory.scan.heap.kinds import Types, mro_of, namespace_of
 from nbguard.memory.scan.oom.chain import NOTES
@@ -150,6 +150,8 @@ class FailedRun:
     note: OomNote  # the allocator at the failure
     constants: dict[str, int]  # for each name whose value cannot have changed inside: a hash of its value
     needed: int | None = None  # bytes that it needed at the same time, at least, as its card says; None if unknown
+    growing: Growing | None = None  # the container that it filled, as its card met it; None if it met none
+    had_graph: bool = False  # its card met an autograd graph
 
 
 _RUNS: deque[FailedRun] = deque(maxlen=_KEPT)
@@ -166,10 +168,20 @@ def keep_run(cell: int, namespace: dict[str, Any]) -> None:
         _RUNS.append(FailedRun(start=start, note=note, constants=constants))
 
 
-def keep_need(cell: int | None, needed: int | None) -> None:
-    """Keep the bytes that the last failed run needed at the same time, at least, if it was that of cell number `cell`."""
-    if _RUNS and _RUNS[-1].start.cell == cell:
-        _RUNS[-1] = replace(_RUNS[-1], needed=needed)
+def keep_findings(oom: OomFact, needed: int | None) -> None:
+    """Keep the card's findings on the failed run, if it was the last: later a cleanup may have freed their subjects.
+
+    Args:
+        oom: the error, with its container that grows and its graph.
+        needed: bytes that the run needed at the same time, at least; None if unknown.
+    """
+    if _RUNS and _RUNS[-1].start.cell == oom.cell:
+        _RUNS[-1] = replace(_RUNS[-1], needed=needed, growing=oom.growing, had_graph=oom.had_graph)
+
+
+def run_of_cell(cell: int | None) -> FailedRun | None:
+    """Return the failed run of cell number `cell`, if it was kept."""
+    return next((run for run in _RUNS if run.start.cell == cell), None)
 
 
 def forget_runs() -> None:

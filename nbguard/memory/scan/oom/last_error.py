@@ -18,7 +18,7 @@ from nbguard.memory.scan.devices.host import host_facts
 from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of, name_of, namespace_of
 from nbguard.memory.scan.learners import experiment_of
 from nbguard.memory.scan.oom.chain import find_in_chain, is_exception, note_of, slot
-from nbguard.memory.scan.oom.failed_runs import earlier_failures, outlived_run, passed_run, start_of
+from nbguard.memory.scan.oom.failed_runs import earlier_failures, outlived_run, passed_run, run_of_cell, start_of
 from nbguard.memory.scan.oom.names import (
     counted_loop,
     filled_in_loops,
@@ -225,7 +225,7 @@ def oom_fact(shell: Any, inputs: Sequence[str], failed: BaseException | None) ->
     note = text.note() if at_the_failure is None else at_the_failure
     cell = _cell_of(trace.cell, None if note is None else note.cell, inputs)
     device = text.device if at_the_failure is None else at_the_failure.device
-    run = _run_of(cell, trace.at, device, shell, inputs)
+    run, kept = _run_of(cell, trace.at, device, shell, inputs), run_of_cell(cell)
     return OomFact(
         device=device,
         requested=text.requested if at_the_failure is None else at_the_failure.requested,
@@ -256,6 +256,8 @@ def oom_fact(shell: Any, inputs: Sequence[str], failed: BaseException | None) ->
         is_final=failed is not None,
         has_passed=cell in passed_run(),
         is_outlived=cell is not None and cell == outlived_run(),
+        growing=None if kept is None else kept.growing,
+        had_graph=kept is not None and kept.had_graph,
         note=note,
         host=host_facts() if text.kind in HOST_KINDS else None,
     )

@@ -281,6 +281,22 @@ def names_of_functions(namespace: dict[str, Any]) -> Names | None:
     return frozenset(word for code in codes for word in _words(code))
 
 
+def globals_used(function: types.FunctionType, namespace: dict[str, Any]) -> set[str]:
+    """Return the global names that a function of the namespace uses, itself or by functions that it names."""
+    used: set[str] = set()
+    left, seen = [function], set[int]()
+    while left:
+        one = left.pop()
+        if id(one) in seen or one.__globals__ is not namespace or len(seen) > _FUNCTIONS:
+            continue
+        seen.add(id(one))
+        words = {*_words(one.__code__)}
+        used |= words
+        cells = gc.get_referents(*(one.__closure__ or ()))
+        left += [value for value in (*cells, *map(namespace.get, words)) if type(value) is types.FunctionType]
+    return used
+
+
 def _words(code: types.CodeType) -> Iterable[str]:
     """Yield the global names of a function and of those inside of it, and `user_ns` and `__main__` however they are written."""
     yield from (one.argval for one in dis.get_instructions(code) if one.opname in _GLOBALS)

@@ -11,7 +11,7 @@ from nbguard.errors import DamagedDataError, ProfileFileError
 from nbguard.libraries import in_own_words, setting
 from nbguard.memory.core.advice import SAVE_FIT
 from nbguard.memory.core.facts import Unavailable
-from nbguard.plain_data import check, from_plain, to_plain
+from nbguard.plain_data import check, from_plain, read_json, to_plain
 from nbguard.training.profiler import checks as fit_checks
 from nbguard.training.profiler.analysis.compare import FitSamples
 from nbguard.training.profiler.analysis.loader_verdict import LoaderRun, WorkerTuning
@@ -390,8 +390,8 @@ class FitObservations:
             ProfileFileError: the text is something else, of another version, or damaged.
         """
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError):
+            data = read_json(text)
+        except ValueError:
             raise ProfileFileError("it holds no JSON: save a profile with " + SAVE_FIT.code) from None
         if type(data) is not dict or data.get("kind") != KIND:
             raise ProfileFileError("it holds something else: save a profile with " + SAVE_FIT.code)

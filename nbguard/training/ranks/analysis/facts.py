@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from nbguard.errors import DamagedDataError, RankFactsError
-from nbguard.plain_data import Within, from_plain, to_plain
+from nbguard.plain_data import Within, from_plain, read_json, to_plain
 from nbguard.render.markup import clean, numbered
 from nbguard.units import format_time
 
@@ -108,8 +108,8 @@ def from_text(text: str | bytes) -> RankFacts:
         RankFactsError: they cannot be read; one line says why.
     """
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = read_json(text)
+    except ValueError:
         raise RankFactsError("not the facts of a rank: the text is not JSON, or ends too early.") from None
     if not isinstance(data, dict) or data.pop("nbguard_rank", None) != _FORMAT:
         raise RankFactsError(f"not the facts of a rank: its JSON does not say nbguard_rank = {_FORMAT}.")

@@ -16,6 +16,7 @@ from typing import Any
 from nbguard.errors import RankFactsError, SnapshotError
 from nbguard.libraries import calling_modules
 from nbguard.memory.allocator.snapshot.unpickle import unpickle
+from nbguard.plain_data import NESTED, is_nested
 from nbguard.render.markup import clean, line_words
 from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankPlace
 from nbguard.training.ranks.analysis.facts import Caller, CollectiveCall, RankFault
@@ -131,6 +132,8 @@ def read_dump(data: bytes, place: Callable[[Frames], str] | None = None) -> Flig
         dump = unpickle(data)
     except SnapshotError as error:
         raise RankFactsError(str(error).replace("a snapshot", "a dump of the flight recorder")) from None
+    if is_nested((dump,)):
+        raise RankFactsError(f"not a dump of the flight recorder: {NESTED}.")
     if type(dump) is not dict or type(dump.get("entries")) is not list:
         raise RankFactsError("not a dump of the flight recorder: it has no list of entries.")
     try:

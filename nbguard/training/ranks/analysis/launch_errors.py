@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from nbguard.errors import RankFactsError
+from nbguard.plain_data import read_json
 from nbguard.render.html import Block, Line, Table, TableRow, Title
 from nbguard.render.markup import clean
 from nbguard.render.result import Result
@@ -246,8 +246,8 @@ def error_of_file(rank: int, data: bytes, place: Callable[[Frames], str] = user_
     try:
         if len(data) > LARGEST_ERROR_FILE:
             raise ValueError
-        content = json.loads(data)
-    except (ValueError, RecursionError):
+        content = read_json(data)
+    except ValueError:
         raise RankFactsError("not an error file of torch's elastic launcher: it is not JSON, or too long.") from None
     message = content.get("message") if type(content) is dict else None
     if type(message) not in (dict, str):
