@@ -204,6 +204,9 @@ class OptimizerWatch:
         for known in self._optimizers:
             if known.of() is optimizer:
                 return known
+        inner = stepping(optimizer)
+        if inner is not optimizer:
+            return self._of(inner)
         self._optimizers.append(_Optimizer(optimizer))
         return self._optimizers[-1]
 
@@ -281,10 +284,10 @@ class OptimizerWatch:
         """After a step, which may itself write to gradients (SGD with Nesterov's momentum), note the gradients left."""
         if code == self._stepping:
             self._is_stepping = False
-            known, self._closing = self._closing, None
-            if known is not None:
-                groups = groups_of(known.of())
-                self._note_without(known, [p for group in groups for p in group.parameters if p.requires_grad])
+            if self._closing is not None:
+                closing, self._closing = self._closing, None
+                groups = groups_of(closing.of())
+                self._note_without(closing, [p for group in groups for p in group.parameters if p.requires_grad])
             for known in self._optimizers:
                 known.values.compare(self._torch, self._arriving)
             for known in self._looked_at:
@@ -311,7 +314,6 @@ class OptimizerWatch:
             known.replaced += 1
 
     def _zero_grad(self, optimizer: Any, set_to_none: Any) -> None:
-        optimizer = stepping(optimizer)
         known = self._of(optimizer)
         known.cleared += 1
         if not self._is_stepping:  # a closure's come again

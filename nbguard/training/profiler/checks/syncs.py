@@ -187,7 +187,6 @@ class SyncWatch:
         self._internal: dict[CodeType, bool] = {}
         self._calls = CallsOnLines()
         self._drivers: set[CodeType] = set()  # of libraries: they run the loop, for a line of the user's that only begins it
-        self._is_model = False  # the module that was called last has parameters: it is no metric
         self._sites: dict[tuple[_Line, str], list[int]] = {}  # calls, batches, nanoseconds (below 0: nothing waited)
         self._batches = 0  # that were sampled
         self._copied: _Line | None = None  # the line that has just copied a tensor to the host
@@ -275,9 +274,8 @@ class SyncWatch:
 
         return around
 
-    def _look_for_device(self, module: Any, _args: Any) -> None:
+    def _look_for_device(self, _module: Any, _args: Any) -> None:
         self._has_device = self._torch.cuda.is_initialized()
-        self._is_model = next(self._torch.nn.Module.parameters(module), None) is not None
 
     def _has_come(self, read: _Read) -> bool:
         """Say whether `to` has waited for a tensor to come from a device into host memory."""
@@ -333,25 +331,28 @@ class SyncWatch:
         own = "GradScaler" if code.co_filename.startswith(self._scaling) else self._callback()
         if own == _RECORDER:
             return code, frame.f_lineno, own  # in every batch of every fit: the user's line does not matter
-        passed = []
+        passed, call = [], None
         caller: FrameType | None = frame
         while caller is not None and self._is_internal(caller.f_code):
             passed.append(caller.f_code)
+            call = caller if caller.f_code is self._call else call
             caller = caller.f_back
         if not passed:
             return code, frame.f_lineno, ""
         if own in _ON_HOST:
             return None
         caller = caller or frame
-        if not own and (not self._drivers.isdisjoint(passed) or self._is_in_model(passed)):
+        if not own and (not self._drivers.isdisjoint(passed) or self._is_models(call)):
             own = _name(
                 next((passed_code for passed_code in passed if not passed_code.co_filename.startswith(self._torchs)), code)
             )
         return caller.f_code, caller.f_lineno, own
 
-    def _is_in_model(self, passed: list[CodeType]) -> bool:
-        """Say whether a library's model reads in its own forward, which the user's line only calls."""
-        return self._is_model and self._recorder.current == self._forward and self._call in passed
+    def _is_models(self, call: FrameType | None) -> bool:
+        """Say whether a library's model reads in a forward that the user's line only calls. A metric has no parameters."""
+        if call is None or self._recorder.current != self._forward:
+            return False
+        return next(self._torch.nn.Module.parameters(call.f_locals["self"]), None) is not None
 
     def _find_drivers(self, _: Any) -> None:
         """Note the library's functions that ask this iterator for batches: reads that they lead to are the library's own."""

@@ -171,8 +171,7 @@ class TorchLoop:
         except TypeError:  # one is no tensor
             held = weak_arguments(args)
         names = args.names if type(args) is CallArguments else ()
-        note = recorder.calls.note
-        note((recorder.batches, recorder.losses, model, held, names))
+        recorder.calls.note((recorder.batches, recorder.losses, model, held, names))
         if recorder.hears:
             recorder.emit("forward", module, args)
 
@@ -304,10 +303,12 @@ class TorchLoop:
             def __call__(module: Any, *args: Any, **kw: Any) -> Any:  # noqa: N807 - it stands in for it
                 __tracebackhide__ = True
                 # Asked first: it is a constant while torch.compile traces, which then does not look at the rest.
-                if is_compiling() or recorder.inside or get_ident() != recorder.thread or traced() is not None:
+                if is_compiling() or recorder.inside or get_ident() != recorder.thread:
                     return original(module, *args, **kw)
                 code = known(type(module)) or code_of(type(module))
                 if code == forward:
+                    if traced() is not None:
+                        return original(module, *args, **kw)
                     self.calls(module, CallArguments.of(args, kw) if kw else args)
                 before = recorder.current
                 add((before, clock()))
@@ -416,25 +417,28 @@ class TorchLoop:
         def before_step(optimizer: Any, args: tuple[Any, ...] = (), named: Any = None) -> Any:
             if get_ident() != recorder.thread or recorder.in_learner:
                 return None
-            by_place = len(args) > 1 and callable(args[1])
-            by_name = bool(named) and callable(named.get("closure"))
-            recorder.has_closure = by_place or by_name
+            is_given = len(args) > 1 or named
+            if is_given:
+                recorder.has_closure = callable(closure_of(args, named))
             recorder.steps(optimizer)
             before = recorder.current
             steps.append(before)
             add((before, clock()))
             recorder.current = step
-            if by_place:
-                return (args[0], around_closure(args[1], before), *args[2:]), named
-            if by_name:
-                return args, {**named, "closure": around_closure(named["closure"], before)}
-            return None
+            if not is_given or not recorder.has_closure:
+                return None
+            around = around_closure(closure_of(args, named), before)
+            return ((args[0], around, *args[2:]), named) if len(args) > 1 else (args, {**named, "closure": around})
+
+        def closure_of(args: tuple[Any, ...], named: Any) -> Any:
+            return args[1] if len(args) > 1 else named.get("closure")
 
         def around_closure(original: Function, code: int) -> Function:
             def closure(*args: Any, **kw: Any) -> Any:
                 __tracebackhide__ = True
                 if get_ident() != recorder.thread or recorder.in_learner:
                     return original(*args, **kw)
+                recorder.has_closure = False  # of the next step
                 before = recorder.current
                 add((before, clock()))
                 recorder.current = code
