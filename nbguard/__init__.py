@@ -89,7 +89,7 @@ _HOMES = {
     "last_fit": "nbguard.frontend.notebook.profile",
     "in_float32": "nbguard.training.profiler.nonfinite.float32_layers",
     "install": "nbguard.frontend.jobs.install",
-    "job_report": "nbguard.frontend.jobs.failures",
+    "job_report": "nbguard.frontend.jobs.folder",
     "launch_errors": "nbguard.training.ranks.errors",
     "live_moment": "nbguard.memory.snapshots.save",
     "live_snapshot": "nbguard.memory.snapshots.save",

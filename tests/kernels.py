@@ -36,7 +36,7 @@ import ipykernel.debugger, sqlite3, IPython.core.completerlib, IPython.core.oins
 import tornado.platform.asyncio, tornado.queues
 # what `%load_ext nbguard`, the first report and the first cleanup would import; nothing of it is done yet
 import nbguard.api, nbguard.memory.cleanup.apply.apply, nbguard.memory.cleanup.plan.plan_view
-import nbguard.memory.cells.name_watch, nbguard.memory.cells.notices, nbguard.memory.cells.notices
+import nbguard.memory.cells.name_watch, nbguard.memory.cells.notices, nbguard.memory.cells.repeats
 import nbguard.memory.reports.report, nbguard.memory.scan.devices.counters, nbguard.render.html, nbguard.render.text
 import nbguard.training.doctor.cuda_start, nbguard.training.ranks.errors
 import nbguard.frontend.notebook.predictions, nbguard.frontend.notebook.listeners.cuda_start

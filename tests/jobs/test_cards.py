@@ -49,7 +49,7 @@ _QUIET = {  # with the exit statuses
     "an interrupt": (_CAUGHT + "raise KeyboardInterrupt", 1),  # here; `test_run.py` has the interpreter's own
     "caught": (_CAUGHT + "pass", 0),
 }
-_MISTAKE = "import nbguard.frontend.jobs.install as ending\nending.scan = None\nstep()"
+_MISTAKE = "import nbguard.frontend.jobs.ending as ending\nending.scan = None\nstep()"
 
 
 @dataclass(frozen=True)

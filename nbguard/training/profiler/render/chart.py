@@ -43,11 +43,9 @@ COLOURS = {
 REST = "other"
 
 _GROUPS: dict[Group, str] = {"batch": "training batches", "validation": "validation", "around": "around the batches"}
-_BATCH: tuple[Group, ...] = ("batch",)
+_BATCH: tuple[Group] = ("batch",)
 _NAMES = ("where the time went", "total", "share", "batch median", "batch p95", "on the GPU")
 _PHASES_SHOWN = 16
-_NAMED = 0.05
-"""Share of the wall time below which the short table names no phase."""
 _EPOCHS_SHOWN = 12
 
 
@@ -70,10 +68,9 @@ def time_blocks(timing: Timing) -> Iterator[Block]:
 def brief_time_blocks(timing: Timing) -> Iterator[Block]:
     """Yield a short table: phases of 5 % and more of a batch, the other groups as one row each; then steps and epochs.
 
-    The time around the batches is divided where so much of it is nbguard's own: without the profile it would not be there.
+    The row around the batches names so large a share of nbguard's own: without the profile it would not be there.
     """
-    is_own = timing.own >= _NAMED * timing.wall > 0
-    yield _phase_table(timing.rows, _NAMED, parts_of=(*_BATCH, "around") if is_own else _BATCH)
+    yield _phase_table(timing.rows, 0.05, parts_of=_BATCH)
     yield FactLines(tuple(fact for fact in _facts(timing) if fact[0] != "GPU" or timing.busy is not None))
 
 
@@ -95,8 +92,13 @@ def _phase_table(time_rows: Sequence[TimeRow], smallest: float, parts_of: Collec
     rows: list[TableRow] = []
     lines = _lines(time_rows, wall)
     for group, name in _GROUPS.items():
-        if mine := [line for line in lines if line.row.group == group and line.row.total]:
-            rows += _group(name, mine, wall, smallest) if group in parts_of else [_row(name, mine, wall, "group")]
+        mine = [line for line in lines if line.row.group == group and line.row.total]
+        if mine and group in parts_of:
+            rows += _group(name, mine, wall, smallest)
+        elif mine:
+            own = sum(line.row.total for line in mine if line.row.phase == phase_log.OWN)
+            shown = f"{name} ({phase_log.OWN} {format_time(own)})" if own >= smallest * wall else name
+            rows.append(_row(shown, mine, wall, "group"))
     return Table(names=_NAMES, rows=(*rows, _row("", lines, wall, "sum")), figures=range(1, len(_NAMES)))
 
 
