@@ -38,13 +38,14 @@ def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
 
 def _hooks_using(names: set[str], namespace: dict[str, Any]) -> dict[str, tuple[str, int]]:
     """Return a hook in words and the id of its module for each of the global names that hooks of modules use."""
+    used = functools.cache(lambda function: names & globals_used(function, namespace))  # one hook is often put on each layer
     found: dict[str, tuple[str, int]] = {}
     for module in Kinds().tracked({"model"}):
         for hook in (hook for hooks in hooks_of(module) for hook in list(hooks.values())):
             function = _function_of(hook)
-            if function is not None:
+            if function is not None and used(function):
                 words = f"the hook `{function.__name__}` of a {name_of(type(module))}"
-                found |= {name: (words, id(module)) for name in names & globals_used(function, namespace)}
+                found |= dict.fromkeys(used(function), (words, id(module)))
     return found
 
 

@@ -45,7 +45,7 @@ from nbguard.training.profiler.checks.switches import SwitchFacts
 from nbguard.training.profiler.checks.syncs import SyncFacts, copied_time, reading_loops
 from nbguard.units import counted
 
-# --- The health of a fit by all checks, and the findings on fits that train nothing or only a part. Pure
+# --- Findings on fits that train nothing or only a part
 
 
 _LOOKS = 2

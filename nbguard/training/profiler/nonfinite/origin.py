@@ -214,13 +214,13 @@ def operation_in_graph(loss: Any) -> tuple[FailedOperation, bool] | None:
             return None
     for node in sorted(nodes, key=lambda node: node._sequence_nr()):
         match = _NAME.fullmatch(name_of(type(node)))
-        operation = None if match is None else _is_broken(match[1].lower(), node)
+        operation = None if match is None else _failed_at(match[1].lower(), node)
         if operation is not None:
             return operation, sum(type(other) is type(node) for other in nodes) == 1
     return None
 
 
-def _is_broken(name: str, node: Any) -> FailedOperation | None:
+def _failed_at(name: str, node: Any) -> FailedOperation | None:
     """Return an operation whose operands are finite, as far as they are saved, and whose result is not."""
     if name == "nllloss" and _counts_nothing(node):
         return FailedOperation(name="cross_entropy")
