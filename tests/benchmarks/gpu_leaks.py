@@ -17,32 +17,33 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.gpu_leaks import clean  # noqa: E402
-
-PLUGIN = "nbguard.frontend.gpu_leaks.plugin"
+from tests.gpu_leaks import clean, planted  # noqa: E402
 
 
 def seconds(suite: Path, *options: str) -> tuple[float, str]:
     """Return the processor's time of one run of a suite, and the last line that it printed."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(suite)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *planted.OPTIONS, *options, str(suite)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     folder = suite if suite.is_dir() else suite.parent
     run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    if not run.stdout.strip() or run.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        sys.exit(f"pytest did not run {suite}: {run.stderr.strip() or run.stdout.strip()}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, run.stdout.strip().rpartition("\n")[2]
 
 
 def compare(suite: Path, rounds: int, options: list[str]) -> None:
     """Print the medians of both, and their ratio."""
-    plugin = ["-p", PLUGIN]
     with_it, without, said = [], [], ""
     for _ in range(rounds):
-        without.append(seconds(suite, *plugin, *options)[0])
-        taken, said = seconds(suite, *plugin, "--gpu-leaks", *options)
+        without.append(seconds(suite, *options)[0])
+        taken, said = seconds(suite, "--gpu-leaks", *options)
         with_it.append(taken)
     ratios = [a / b for a, b in zip(with_it, without, strict=True)]
     print(

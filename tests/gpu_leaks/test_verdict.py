@@ -96,4 +96,12 @@ def test_the_summary_says_what_there_was() -> None:
     assert "test_x.py: CACHE[0]" in text
     assert "5 MiB (odd)" in text
     assert "3 MiB are attributes" in text
-    assert "nothing to judge" in str(GpuLeaks(tracked="", minimum=1, judged=0, tests=()))
+
+
+@pytest.mark.parametrize(("tracked", "reason"), [("", "with PyTorch imported"), ("cpu", "without an error")])
+def test_a_run_that_judged_nothing_says_why(tracked: str, reason: str) -> None:
+    """The tests could not be imported, or all failed."""
+    text = str(GpuLeaks(tracked=tracked, minimum=1, judged=0, tests=()))
+
+    assert "no test was judged" in text
+    assert reason in text

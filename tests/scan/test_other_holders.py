@@ -165,6 +165,17 @@ def test_a_logger_belongs_to_logging() -> None:
         logging.getLogger("nbguard.test_other_holders").handlers.clear()
 
 
+def test_nobody_looks_for_other_holders_of_what_is_in_use(library: types.ModuleType) -> None:
+    """`pytest --gpu-leaks` walked all of pytest for the value of a fixture: 2 s of processor time with a thousand tests."""
+    names = {"net": Box(data=torch.ones(50_000)), "kept": Box(data=torch.ones(50_000))}
+    library.__dict__["registry"] = [names["net"]]
+    library.__dict__["cache"] = [names["kept"]]
+
+    facts = scan(Notebook(None, names, in_use={"net"})).facts
+
+    assert {root.label for root in facts.graph.roots} == {"net", "kept", "library_of_this_test.cache"}
+
+
 @pytest.mark.parametrize("has_name", [False, True])
 def test_a_registry_that_a_class_has_is_the_classes_alone(library: types.ModuleType, has_name: bool) -> None:
     """As `logging.Logger.manager`, to which the logger of each of a hundred modules refers, too."""

@@ -27,7 +27,8 @@ def walk(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    with pytest.warns(DeprecationWarning, match="torch.jit"):  # PyTorch has other ways by now, and its users have old files
+    # PyTorch has other ways by now, and its users have old files; a FutureWarning since 2.15
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
         yield
     gc.collect()
 

@@ -105,11 +105,13 @@ def gpu_leaks_blocks(result: GpuLeaks) -> Iterator[Block]:
     if result.problem:
         yield Line(result.problem, "strong")
     if not result.tracked:
-        yield Line("no test imported PyTorch: there was nothing to judge")
+        yield Line("no test was judged: none ran with PyTorch imported")
         return
     where = "CPU tensors, as there is no GPU" if result.tracked == "cpu" else f"tensors on {result.tracked}"
     failed = result.failed
-    if not failed:
+    if not result.judged:
+        yield Line("no test was judged: none ended without an error")
+    elif not failed:
         yield Line(f"none of {counted(result.judged, 'test')} left {format_bytes(result.minimum)} behind ({where})")
     else:
         nbytes = format_bytes(sum(test.nbytes for test in failed))

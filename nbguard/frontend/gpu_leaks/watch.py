@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -328,8 +328,9 @@ class LeakWatch:
         living = {label: _kept_by(self._fixtures[key]) for label, key in labels.items()}
         instance = getattr(item, "_instance", None)
         namespace = living | ({} if instance is None else {_INSTANCE: instance})
-        analysis = scan(Notebook.current(namespace), tracked=self._births.tracked).analysis
-        del living, namespace, instance  # they are the user's
+        notebook = replace(Notebook.current(namespace), in_use=namespace.keys())  # or all of pytest would be walked
+        analysis = scan(notebook, tracked=self._births.tracked).analysis
+        del notebook, living, namespace, instance  # they are the user's
         files = _files(item.config.rootpath)
         lines = _sites(analysis.facts) if self._lines is None else self._lines.lines
         found, kept = list[HeldMemory](), 0

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, compress
@@ -67,12 +68,15 @@ class Notebook:
     these count as held, and are not followed up, which would go on for as long as the code runs.
 
     `failed`: the error that ends the process, or its thread. The variables of its functions are names then, and no leftovers.
+
+    `in_use`: names that are needed anyway, so that it does not matter who else holds their objects.
     """
 
     shell: Any
     namespace: dict[str, Any]
     is_running: bool = False
     failed: BaseException | None = None
+    in_use: Set[str] = frozenset()
 
     @classmethod
     def current(cls, namespace: dict[str, Any] | None = None) -> Notebook:
@@ -232,7 +236,7 @@ def _facts_from(
         devices, missing = device_facts(tracked)
     threshold = int(_WORTH_A_CLIMB * sum(storage.nbytes for storage in walk.storages))
     roots += orphan_roots(walk, None if notebook.is_running else threshold)
-    roots += [] if notebook.is_running else other_holders(walk, roots)
+    roots += [] if notebook.is_running else other_holders(walk, roots, notebook.in_use)
     if walk.tracker.tensors is not None:
         walk.tracker.exported = exported_storages(walk)
     graph = compact(walk, roots, _block_sizes(devices))

@@ -423,11 +423,11 @@ def _global_name(module: str, namespace: Any, obj: Any) -> str:
 # that no name leads to.
 
 
-def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
+def other_holders(walk: Walk, roots: list[Rooted], names: Set[str]) -> list[Rooted]:
     """Return a root for each holder of an object that names lead to, where the walk has not met it.
 
     None where part of the heap was left out, as its references cannot be told from others'. Objects that `roots` of running
-    code and of registries lead to are in use anyway, so that other holders don't matter.
+    code and of registries lead to are in use anyway, as are those of `names`, so that other holders don't matter.
     """
     if walk.rest is not None:
         return []
@@ -435,7 +435,8 @@ def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
     held = region.held()
     if not held:
         return []
-    in_use = region.points(n for root, entries in roots if root.kind in ("frame", "library") for n in entries)
+    used = [entries for root, entries in roots if root.kind in ("frame", "library") or root.label in names]
+    in_use = region.points(n for entries in used for n in entries)
     named, held = name_by_referrers(region, held, in_use)
     hooks = lead_to_hooks(walk, dicts_of_hooks(walk, held), len(walk.objects))
     unknown = sorted(region.pointing(set(held) - hooks, entered_by(walk, named), in_use))
