@@ -31,6 +31,9 @@ fake = ctypes.CDLL('libcuda.so.1')
 
 Notebook = Callable[..., Kernel]
 
+KEPT_WORKSPACES = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
+"""Settings with which PyTorch 2.15 and newer keep the workspaces of cuBLAS after a call, as older versions do."""
+
 
 @pytest.fixture
 def notebook(fake_cuda_kernel: Callable[..., Kernel]) -> Notebook:

@@ -98,7 +98,7 @@ def test_room_is_made_where_it_can_be(notebook: Notebook) -> None:
 
 def test_after_a_step_the_valve_opens_inside_of_a_fit(notebook: Notebook) -> None:
     kernel = _start(notebook)
-    kernel.run("net = Net().cuda(); opt = torch.optim.Adam(net.parameters()); block = mib(880)").ok()
+    kernel.run("net = Net().cuda(); opt = torch.optim.Adam(net.parameters()); block = mib(896)").ok()
 
     said = _said(
         kernel.run(

@@ -10,6 +10,7 @@ import pytest
 
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.units import MiB
+from tests.cuda.conftest import KEPT_WORKSPACES
 
 pytestmark = pytest.mark.fakecuda
 
@@ -169,7 +170,8 @@ def test_two_recorded_batches_reach_the_counted_peak_and_leave_no_history(report
         """
 report = watch(train, deep=True)
 show(report, counted=torch.cuda.max_memory_allocated(), history=torch._C._cuda_isHistoryEnabled())
-"""
+""",
+        **KEPT_WORKSPACES,
     )
 
     by_phase = {each["phase"]: each for each in found["phases"]}
@@ -291,7 +293,7 @@ print(json.dumps([kept.nbytes, unused.nbytes, peaks]))
 
 def test_graphs_that_are_kept_or_recorded_for_nothing_cost_what_is_said(fake_cuda_run: Run) -> None:
     """With the line that is printed for each, the peak falls by the bytes that are said."""
-    kept, unused, (retained, let_go, recorded, without) = json.loads(fake_cuda_run(_LOOPS).splitlines()[-1])
+    kept, unused, (retained, let_go, recorded, without) = json.loads(fake_cuda_run(_LOOPS, **KEPT_WORKSPACES).splitlines()[-1])
 
     activations = 8 * 1024 * 512 * 4  # of each ReLU
     assert activations <= kept <= 1.4 * activations, "with the batch and the result"

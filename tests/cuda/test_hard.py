@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cuda.conftest import Notebook, counters, parts, report
+from tests.cuda.conftest import KEPT_WORKSPACES, Notebook, counters, parts, report
 from tests.kernels import Kernel
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ def _kernels_own(kernel: Kernel) -> int:
 
 
 def test_workspaces_come_back_as_promised_and_a_restart_is_not_needed(notebook: Notebook) -> None:
-    kernel = notebook(context=CONTEXT)
+    kernel = notebook(context=CONTEXT, **KEPT_WORKSPACES)
     kernel.run("net, opt = train()").ok()
     workspaces = sum(h["retained"] for h in report(kernel)["devices"][0]["holders"] if h["label"] == "cuBLAS workspaces")
     allocated = counters(kernel)[0]
@@ -56,9 +56,23 @@ def test_workspaces_come_back_as_promised_and_a_restart_is_not_needed(notebook: 
     kernel.run("net, opt = train(net)").ok()  # which makes a new workspace
 
 
+def test_no_row_has_workspaces_that_torch_does_not_keep(notebook: Notebook) -> None:
+    kernel = notebook(context=CONTEXT)
+    if kernel.value("torch.__version__ < (2, 15)"):
+        pytest.skip("this PyTorch keeps the workspaces of cuBLAS")
+    kernel.run("net, opt = train(); buffer = torch.cuda.caching_allocator_alloc(8519680)  # of C++, and no workspace").ok()
+
+    rows = {h["label"]: h["retained"] for h in report(kernel)["devices"][0]["holders"]}
+    outcome = _hard(kernel)
+
+    assert rows["not held by Python"] == 8519680
+    assert "cuBLAS workspaces" not in rows
+    assert outcome["realised"] == outcome["plan"]["promised"]
+
+
 def test_the_workspace_of_cublaslt_comes_back_with_that_of_cublas_as_promised(notebook: Notebook) -> None:
     """An H100 gave 1 MiB more back than promised: PyTorch 2.9 to 2.11 keeps it, later ones where they are told to."""
-    kernel = notebook(context=CONTEXT, TORCH_CUBLASLT_UNIFIED_WORKSPACE="0")
+    kernel = notebook(context=CONTEXT, TORCH_CUBLASLT_UNIFIED_WORKSPACE="0", **KEPT_WORKSPACES)
     kernel.run("net, opt = train(); blocks = [block for each in torch.cuda.memory_snapshot() for block in each['blocks']]").ok()
     alive = "block['state'] == 'active_allocated' and block['requested_size'] == 1 << 20"
     if not kernel.value(f"sum({alive} for block in blocks)"):
@@ -108,7 +122,7 @@ del kept
 
 
 def test_workspaces_stay_where_a_graph_may_have_recorded_them(notebook: Notebook) -> None:
-    kernel = notebook(context=CONTEXT)
+    kernel = notebook(context=CONTEXT, **KEPT_WORKSPACES)
     kernel.run("""
 net = Net().cuda(); x = torch.randn(64, 512).cuda()
 with torch.no_grad(): net(x)

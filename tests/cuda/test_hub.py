@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cuda.conftest import Notebook, counters
+from tests.cuda.conftest import KEPT_WORKSPACES, Notebook, counters
 from tests.kernel.conftest import held
 from tests.panels import Panel
 
@@ -42,7 +42,7 @@ def test_clicks_keep_their_promise_beside_a_cell(notebook: Notebook) -> None:
 
 
 def test_every_row_says_why_and_the_command_of_the_workspaces_clears_them(notebook: Notebook) -> None:
-    kernel = notebook()
+    kernel = notebook(**KEPT_WORKSPACES)
     kernel.run("net, opt = train()").ok()
     panel = Panel(kernel)
     panel.hello()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cuda.conftest import Notebook, counters, holders, parts, report
+from tests.cuda.conftest import KEPT_WORKSPACES, Notebook, counters, holders, parts, report
 from tests.kernels import Kernel
 
 MIB = 1024**2
@@ -169,7 +169,7 @@ def do(action, **asked):
 
 
 def test_the_heap_of_a_device_re_adds_and_emptying_its_cache_gives_back_what_was_promised(notebook: Notebook) -> None:
-    kernel = notebook()
+    kernel = notebook(**KEPT_WORKSPACES)
     kernel.run("net, opt = train(); a, b, c = mib(30), mib(5), mib(5); del a, b").ok()
     kernel.run(LOOK).ok()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -183,7 +184,7 @@ UNUSABLE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
     "shape": (
         lambda: nn.Linear(4, 2),
         lambda: torch.randn(8, 3),
-        "one step of Linear cannot be run: RuntimeError: mat1 and mat2 shapes",
+        "one step of Linear cannot be run: RuntimeError: (addmm: )?mat1 and mat2 shapes",
     ),
     "no batch": (lambda: nn.Linear(4, 2), lambda: None, "a Linear has no loader: give a batch"),
     "text": (lambda: nn.Linear(4, 2), lambda: "words", "this str is not a batch"),
@@ -206,7 +207,7 @@ def test_what_cannot_be_tried_is_not_checked_and_unchanged(kind: str) -> None:
     diagnosis = diagnosed(model, batch)
     step = next(check for check in diagnosis.checks if check.name == "one step")
     assert step.state == "not checked"
-    assert reason in step.evidence
+    assert re.search(reason, step.evidence)
     assert before is None or fingerprint(model) == before
 
 

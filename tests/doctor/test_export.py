@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -300,7 +301,7 @@ def test_onnx_in_its_own_process(torch_process: None) -> None:
 @pytest.mark.parametrize(
     ("make_batch", "reason"),
     [
-        (lambda: torch.randn(8, 3), "Linear cannot be called: RuntimeError: mat1 and mat2 shapes"),
+        (lambda: torch.randn(8, 3), "Linear cannot be called: RuntimeError: (addmm: )?mat1 and mat2 shapes"),
         (lambda: None, "a Linear has no loader: give a batch"),
     ],
 )
@@ -308,7 +309,7 @@ def test_what_cannot_be_tried_is_not_checked(make_batch: Callable[[], Any], reas
     check = exported(nn.Linear(4, 2), make_batch()).checks[0]
 
     assert check.state == "not checked"
-    assert reason in check.evidence
+    assert re.search(reason, check.evidence)
 
 
 class DynamicCache:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
-from nbguard.memory.scan.devices.kept_memory import lt_workspace_of
+from nbguard.memory.scan.devices.kept_memory import keeps_workspaces, lt_workspace_of
 
 MIB = 2**20
 UNIFIED, SIZE = "TORCH_CUBLASLT_UNIFIED_WORKSPACE", "CUBLASLT_WORKSPACE_SIZE"
@@ -37,3 +39,21 @@ def test_the_size_is_the_versions_and_the_settings(
 def test_what_torch_says_itself_goes_before_the_environment() -> None:
     assert lt_workspace_of({UNIFIED: "0", SIZE: "4096"}, 2 * MIB, keeps=True, unifies=True) == 2 * MIB
     assert lt_workspace_of({}, MIB, keeps=True, unifies=True) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "setting", "keeps"),
+    [
+        ((2, 14, 1), "", True),
+        ((2, 15, 0), "", False),
+        ((2, 15, 0), "0", False),
+        ((2, 15, 0), "1", True),
+        ((2, 15, 0), "yes", False),
+    ],
+)
+def test_torch_keeps_workspaces_by_its_version_and_the_setting(
+    version: tuple[int, ...], setting: str, keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", setting)
+
+    assert keeps_workspaces(types.SimpleNamespace(__version__=version)) is keeps

@@ -15,7 +15,7 @@ from typing import Any
 
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, NvmlFacts, ProcessFact, Segment, Unavailable
 from nbguard.memory.core.gpu_models import GpuReading
-from nbguard.memory.scan.devices.kept_memory import cublas_workspace, cublaslt_workspace, with_library_pools
+from nbguard.memory.scan.devices.kept_memory import cublas_workspace, cublaslt_workspace, keeps_workspaces, with_library_pools
 from nbguard.memory.scan.devices.nvml import NvmlReader, group_limit, group_limits, place_on_bus, service_limit, unmatched
 from nbguard.memory.scan.devices.processes import identified
 from nbguard.memory.scan.devices.reserve import airbag_of, airbag_room, device_counters, without_reserve
@@ -384,7 +384,7 @@ def _cuda_device(
         nvml=driver,
         settings=allocator_settings(),
         workspace=cublas_workspace(torch, properties) if has_context else None,
-        lt_workspace=cublaslt_workspace(torch) if has_context else None,
+        lt_workspace=cublaslt_workspace(torch) if has_context and keeps_workspaces(torch) else None,
         has_context=has_context,
         limit=_limit(index, properties, limits) if has_context else None,
     )

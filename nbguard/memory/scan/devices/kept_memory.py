@@ -189,15 +189,24 @@ _KEEPS_LT = (2, 9)
 """The first torch that keeps a workspace for cuBLASLt (its pull request 156495); one before takes it again for each call."""
 _UNIFIES = (2, 12)
 """The first torch whose cuBLASLt has cuBLAS's workspace unless a setting says otherwise (its pull request 175879)."""
+_KEEPS_NONE = (2, 15)
+"""The first torch that takes each workspace anew, and frees it after the call, unless TORCH_CUBLAS_WORKSPACE_CACHE is 1."""
 _LT_KIB = 1024
 
 
+def keeps_workspaces(torch: Any) -> bool:
+    """Say whether torch keeps the workspaces of cuBLAS after the call that needed them."""
+    return bool(torch.__version__ < _KEEPS_NONE) or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
 def cublas_workspace(torch: Any, properties: Any) -> int | None:
-    """Return the bytes of a workspace that torch keeps for cuBLAS, one for each handle and stream.
+    """Return the bytes of a workspace that torch keeps for cuBLAS, one for each handle and stream; None if it keeps none.
 
     CUBLAS_WORKSPACE_CONFIG lists `:KiB:count`; without it, 32 MiB on Hopper and 8.125 MiB elsewhere (torch's
     `getChosenWorkspaceSize`).
     """
+    if not keeps_workspaces(torch):
+        return None
     ask = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
     if ask is not None:
         try:
@@ -211,7 +220,7 @@ def cublas_workspace(torch: Any, properties: Any) -> int | None:
 
 
 def cublaslt_workspace(torch: Any) -> int | None:
-    """Return the bytes of a workspace that torch keeps for cuBLASLt beside each of cuBLAS's; None where it keeps none."""
+    """Return the bytes of a workspace of cuBLASLt's own, kept or taken for each call; None where cuBLAS's serves, or none."""
     if getattr(torch.version, "hip", None):
         return None
     ask = getattr(torch._C, "_cuda_getCublasLtWorkspaceSize", None)
@@ -219,7 +228,8 @@ def cublaslt_workspace(torch: Any) -> int | None:
         told = None if ask is None else int(ask())
     except RuntimeError:  # after an error that lasts
         return None
-    return lt_workspace_of(os.environ, told, keeps=torch.__version__ >= _KEEPS_LT, unifies=torch.__version__ >= _UNIFIES)
+    unifies = torch.__version__ >= _UNIFIES and keeps_workspaces(torch)
+    return lt_workspace_of(os.environ, told, keeps=torch.__version__ >= _KEEPS_LT, unifies=unifies)
 
 
 def lt_workspace_of(settings: Mapping[str, str], told: int | None, *, keeps: bool, unifies: bool) -> int | None:

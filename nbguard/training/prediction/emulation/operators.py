@@ -12,7 +12,7 @@ import torch
 
 from nbguard.errors import UnpredictableError, in_one_line
 from nbguard.libraries import calling_modules, learner_packages
-from nbguard.memory.scan.devices.kept_memory import cublaslt_workspace
+from nbguard.memory.scan.devices.kept_memory import cublaslt_workspace, keeps_workspaces
 from nbguard.memory.scan.storage_events import LightMode, is_autograds
 from nbguard.training.prediction.emulation.recorder import RecordingDevice
 from nbguard.training.prediction.hardware import Gpu, WorkspaceCounts
@@ -234,7 +234,7 @@ _GEMMS = frozenset(
     )
     if hasattr(_aten, name)
 )
-"""Operators that call cuBLAS, and make its workspace where their thread has none yet."""
+"""Operators that call cuBLAS, and need a workspace: one that their thread keeps, or one for the call, as torch has it."""
 _WITH_BIAS = frozenset({_aten.addmm.default, _aten._addmm_activation.default})
 """Those of them that may call cuBLASLt instead."""
 _CONVOLUTIONS = frozenset({_aten.convolution.default, _aten.convolution_backward.default})
@@ -284,6 +284,7 @@ class OperatorMode(LightMode):
         self._workspaces: list[int] = []
         self._with_cublas, self._with_cublaslt = (set((False, True)[:number]) for number in workspaces)  # is it autograd's?
         self._lt_workspace = cublaslt_workspace(torch)
+        self._keeps_workspaces = keeps_workspaces(torch)
 
     def temporaries(self, *sizes: int) -> None:
         """Allocate buffers of these bytes one after the other, then free them."""
@@ -303,7 +304,7 @@ class OperatorMode(LightMode):
 
     @property
     def workspaces(self) -> int:
-        """Return the bytes of cuBLAS's workspaces: one for each thread that multiplies matrices, kept to the end."""
+        """Return the bytes that torch keeps for cuBLAS to the end: a workspace for each thread that multiplies matrices."""
         return sum(self._workspaces)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -321,9 +322,7 @@ class OperatorMode(LightMode):
         if out is NotImplemented:
             out = self._called(func, args, kwargs)
         if func in _GEMMS:
-            self._make_workspace(self._with_cublas, self.gpu.cublas_workspace)
-            if self._lt_workspace and func in _WITH_BIAS and _is_lts(*args[:3], **kwargs):
-                self._make_workspace(self._with_cublaslt, self._lt_workspace)
+            self._take_workspaces(self._lt_workspace if func in _WITH_BIAS and _is_lts(*args[:3], **kwargs) else None)
         if func in _CONVOLUTIONS:
             self.convolutions += 1
         if func is _FLASH and self.gpu.architecture >= _HOPPER:
@@ -347,6 +346,16 @@ class OperatorMode(LightMode):
                 raise
             reason = in_one_line(error)
         raise UnpredictableError(f"{func} needs real data, so the memory after it cannot be predicted ({reason})")
+
+    def _take_workspaces(self, of_lt: int | None) -> None:
+        """Take cuBLAS's workspace, and that many bytes for cuBLASLt: instead of cuBLAS's where torch keeps neither."""
+        if not self._keeps_workspaces:
+            with self._device.making(MemoryCategory.WORKSPACES):
+                self._device.died(self._device.born(of_lt or self.gpu.cublas_workspace, None, is_older=False))
+            return
+        self._make_workspace(self._with_cublas, self.gpu.cublas_workspace)
+        if of_lt:
+            self._make_workspace(self._with_cublaslt, of_lt)
 
     def _make_workspace(self, threads: set[bool], nbytes: int) -> None:
         """Make a workspace of this thread, if it has none: autograd's backward pass runs in one of its own on CUDA."""
