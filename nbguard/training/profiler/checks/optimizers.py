@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
+from nbguard.libraries import single_optimizers
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.analysis.time import phase_log
@@ -118,6 +120,7 @@ class OptimizerWatch:
         self._unused: UnusedGradients | None = None
         self._untaught: tuple[str, ...] = ()
         self._schedulers: dict[str, int] = {}
+        self._stepped_by = ""
         self._facts: OptimizersFacts | None = None
 
     def start(self, recorder: Recorder) -> None:
@@ -155,6 +158,7 @@ class OptimizerWatch:
             untaught=self._untaught,
             schedulers=tuple(self._schedulers.items()),
             losses=losses,
+            stepped_by=self._stepped_by,
         )
         self._optimizers.clear()
         self._looked_at.clear()
@@ -231,6 +235,8 @@ class OptimizerWatch:
         known.parameters = frozenset(map(id, parameters))
         known.fusible, known.is_looped = fusible(optimizer, groups), is_looped(optimizer, groups)
         known.is_stateless = known.name == "SGD" and not any(group.settings.get("momentum") for group in groups)
+        if len(parameters) == 1 and not self._stepped_by:
+            self._stepped_by = next((name for name in _callers() if name in single_optimizers()), "")
         if parameters:
             known.first = weakref.ref(parameters[0])
             others = (other for other in self._optimizers if other is not known and other.name == known.name)
@@ -347,6 +353,14 @@ class OptimizerWatch:
             return original(scheduler, *args, **kw)
 
         return step
+
+
+def _callers() -> Iterator[str]:
+    """Yield the names of the modules whose functions run here, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_globals.get("__name__", "")
+        frame = frame.f_back
 
 
 def _schedulers(torch: Any) -> Iterator[type]:
