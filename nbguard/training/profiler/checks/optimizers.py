@@ -29,6 +29,7 @@ from nbguard.training.profiler.checks.optimizer_facts import (
     stepping,
     torchs,
 )
+from nbguard.training.profiler.record.model_calls import ModuleSet
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 
@@ -111,8 +112,8 @@ class OptimizerWatch:
     def __init__(self) -> None:
         self._patches = Patches()
         self._optimizers: list[_Optimizer] = []
-        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._current: weakref.WeakSet[Any] = weakref.WeakSet()  # those that were called since the newest one was
+        self._models = ModuleSet()
+        self._current = ModuleSet()  # those that were called since the newest one was
         self._closing: _Optimizer | None = None  # whose step calls a closure, with the backward pass in it
         self._looked_at: list[_Optimizer] = []  # whose gradients the next backward pass may add to
         self._backwards = 0
@@ -199,7 +200,7 @@ class OptimizerWatch:
     def _model(self, module: Any, _: Any) -> None:
         if module not in self._models:
             self._models.add(module)
-            self._current = weakref.WeakSet()
+            self._current = ModuleSet()
             for known in self._optimizers:
                 known.steps_of_model = 0
         self._current.add(module)
