@@ -145,6 +145,7 @@ class Library:
 
     pool: DevicePool = DevicePool()
     own_optimizers: tuple[tuple[str, str], ...] = ()  # (module, class) of optimizers that are none of PyTorch's
+    single_optimizer: tuple[str, str] = ("", "")  # (module that steps an optimizer for each parameter, the way to one for all)
     training_functions: frozenset[str] = frozenset()  # names of functions that only run in a training loop
     work: tuple[LibraryWork, ...] = ()
     hook_files: tuple[str, ...] = ()  # beginnings of the paths of its hooks, which stand between a module and a user's function
@@ -249,6 +250,12 @@ def packages() -> tuple[str, ...]:
 def loop_packages() -> tuple[str, ...]:
     """Return the import names of those that run a training loop."""
     return tuple(package for library in libraries() for package in library.loop_packages)
+
+
+@cache
+def single_optimizers() -> dict[str, str]:
+    """Return the way to one optimizer for all parameters, by the module of a library that steps one for each."""
+    return dict(library.single_optimizer for library in libraries() if library.single_optimizer[0])
 
 
 @cache

@@ -178,6 +178,28 @@ def test_a_repair_changes_nothing_else_in_a_script(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.parametrize(
+    ("made", "repaired"),
+    [
+        ("zeros(n).to(device)", "zeros(n, device=device)"),
+        ("zeros(n,).to(device)", "zeros(n, device=device,)"),
+        ("zeros((n)).cuda()", 'zeros((n), device="cuda")'),
+        ("zeros((n, 2),  dtype=(t) ).to(device)", "zeros((n, 2),  dtype=(t), device=device )"),
+        ("zeros(\n    n,\n    2,  # (ü,)\n    ).to(device)", "zeros(\n    n,\n    2, device=device,  # (ü,)\n    )"),
+        ("zeros(\n    n  # (ü)\n).to(device)", "zeros(\n    n, device=device  # (ü)\n)"),
+        ("zeros((  # ü)\n    (n)  # )\n    ), ).to(device)", "zeros((  # ü)\n    (n)  # )\n    ), device=device, )"),
+    ],
+)
+def test_a_device_is_put_behind_the_last_argument(made: str, repaired: str, tmp_path: Path) -> None:
+    text = "import torch\nfor step in range(3):\n    state = torch.{}\n"
+    file = script(tmp_path, text.format(made))
+
+    report, errors = lint([str(file)], fix=True)
+
+    assert (report.fixed, report.findings, errors) == (1, (), [])
+    assert file.read_text(encoding="utf-8") == text.format(repaired)
+
+
 @pytest.mark.parametrize("indent", [1, 2])
 def test_a_repair_changes_one_line_of_a_notebook(indent: int, tmp_path: Path) -> None:
     file = notebook(tmp_path, "%pip list\n" + LEAK, indent=indent)

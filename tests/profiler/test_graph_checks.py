@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from nbguard.training.profiler.checks.graphs import RetainWatch, UnusedGraphWatch, retained_finding, unused_findings
+from nbguard.training.profiler.checks.optimizers import OptimizerWatch
 from tests.profiler.recording import recording
 
 BATCH, WIDTH = 64, 32
@@ -168,3 +169,34 @@ def test_samples_in_eval_mode_inside_of_the_training_pass_are_no_evaluation() ->
             generator(x)
 
     assert watch.observe().lines == ()
+
+
+def test_a_module_whose_hash_is_made_of_its_state_is_one_module() -> None:
+    """As each metric of torchmetrics, which a loop calls on its outputs."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[float] = []
+
+        def __hash__(self) -> int:
+            return hash((id(self), *self.seen))
+
+        def forward(self, values: Any) -> float:
+            self.seen.append(values.mean().item())
+            return sum(self.seen) / len(self.seen)
+
+    model, mean = _model(), Mean()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(UnusedGraphWatch(), optimizers := OptimizerWatch()):
+        with torch.no_grad():  # as before the first epoch: its hash is asked for, and its state changes
+            mean(torch.ones(2))
+        for _ in range(6):
+            mean(torch.ones(2))
+            output = model(torch.ones(2, WIDTH))
+            mean(output)
+            optimizer.zero_grad()
+            output.sum().backward()
+            optimizer.step()
+
+    assert optimizers.observe().optimizers[0].steps == 6

@@ -161,6 +161,24 @@ def test_parameters_without_gradients_are_noted_by_name() -> None:
     assert "`spare.weight`, `spare.bias`" in found.evidence
 
 
+def test_a_library_that_steps_an_optimizer_for_each_parameter_has_its_own_way_to_one() -> None:
+    """As `pyro.optim.Adam` does in `SVI.step`: nobody can hand it one optimizer of all parameters."""
+    pyros: dict[str, Any] = {"__name__": "pyro.optim.optim"}
+    exec("def step(optimizers):\n    for optimizer in optimizers: optimizer.step()", pyros)
+    watch, model = OptimizerWatch(), nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+    optimizers = [torch.optim.Adam([parameter]) for parameter in model.parameters()]
+    with recording(watch):
+        for _ in range(4):
+            model(torch.ones(2, 4)).mean().backward()
+            pyros["step"](optimizers)
+            model.zero_grad()
+
+    (finding,) = optimizer_findings(watch.observe())
+
+    assert finding.what == "10 optimizers step in each batch"
+    assert "torch.optim.Adam(elbo.parameters())" in finding.change
+
+
 def test_a_closure_clears_and_computes_inside_the_step() -> None:
     watch, model = OptimizerWatch(), nn.Linear(4, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)

@@ -221,6 +221,21 @@ def test_a_list_of_losses_with_graphs_is_a_finding(what: str, command: str, free
     assert (finding.kind, finding.command, finding.advice.frees) == ("graph", command, frees)
 
 
+@pytest.mark.parametrize(("has_model", "told"), [(True, []), (False, ["graph", "graph"])])
+def test_a_loss_of_a_model_that_a_name_has_keeps_nothing_alive(has_model: bool, told: list[str]) -> None:
+    """As `outputs` and `loss` after any training loop: their graph leads to the model's parameters, and to nothing else."""
+    graph = make_graph(
+        {"outputs": ["out"], "loss": ["loss"], **({"model": ["net"]} if has_model else {})},
+        {"out": {" → graph": "g"}, "loss": {" → graph": "h"}, "h": {"": "g"}, "g": {"": "w"}, "net": {".weight": "w"}},
+        {"out": 4, "loss": 4, "w": MiB},
+        {"out": "tensor", "loss": "tensor", "g": "graph", "h": "graph", "w": "tensor", "net": "model"},
+    )
+
+    found = [finding.kind for finding in build_report(Analysis(make_facts(graph))).findings]
+
+    assert [kind for kind in found if kind == "graph"] == told
+
+
 @pytest.mark.parametrize(("net", "is_told"), [(16 * 1024, False), (30 * MiB, True)])
 def test_an_object_with_a_small_model_beside_much_else_is_no_handle_of_it(net: int, is_told: bool) -> None:
     """`store keeps an experiment of 30 MiB alive`, of which the model was 16 KiB and the rest a list of outputs."""

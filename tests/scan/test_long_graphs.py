@@ -212,6 +212,19 @@ print(json.dumps([rss() - before, left.operations, left.tensors]))
     assert tensors <= 30_000
 
 
+def test_the_bound_of_a_cut_graph_counts_operations_and_no_leaves(run: Run) -> None:
+    """A parameter below the cut has the number 2**64 - 1, as its gradient comes first in a backward pass."""
+    code = f"""{_LOOK}
+x = torch.ones(1, requires_grad=True) * 1.
+for _ in range(3_000): x = x + torch.ones(1, requires_grad=True)
+left = scan(Notebook(None, {{"x": x}})).facts.unwalked
+print(json.dumps([left.operations, left.operations_at_most]))
+"""
+    operations, at_most = run(code)
+
+    assert operations < at_most < 2 * 3_001
+
+
 _SHORT = """
 losses = []
 w = torch.ones(8, 8, requires_grad=True)

@@ -88,11 +88,12 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
     worth = _least(facts)
     named = [holder for holder in rows if holder.kind == "name"] if nodes else []
     entries = [[node for root in holder.roots for node in graph.roots[root].nodes] for holder in named]
-    without = owners_of_nodes(graph, entries, blocked=nodes)
+    everything = [node for root in graph.roots for node in root.nodes]
+    without = owners_of_nodes(graph, [*entries, everything], blocked=nodes)
     kept = [0] * len(named)
     whole = owners_of_storages(graph, owners_of_nodes(graph, entries))
-    for storage, all_of_it, apart in zip(graph.storages, whole, owners_of_storages(graph, without), strict=True):
-        for number in bits_of(all_of_it & ~apart):
+    for storage, owners, apart in zip(graph.storages, whole, owners_of_storages(graph, without), strict=True):
+        for number in bits_of(owners) if not apart else ():
             kept[number] += storage.nbytes
     with_graph = {n for n, node in enumerate(graph.nodes) if node.kind == "tensor" and not nodes.isdisjoint(node.children)}
     for number, holder in enumerate(named):

@@ -390,6 +390,22 @@ def put_around(node: ast.AST, before: str, after: str) -> tuple[Edit, ...]:
     return (Edit(line, column, column, before), *put_behind(node, after))
 
 
+_PARENTHESIS_OR_COMMENT = re.compile(rb"#.*|\)")
+
+
+def put_behind_arguments(program: ParsedProgram, call: ast.Call, text: str) -> tuple[Edit, ...]:
+    """Return the edit that adds text behind the last argument of a call, and before a comma that follows it."""
+    given = [*call.args, *(word.value for word in call.keywords)]
+    line, column = max((each.end_lineno or 0, each.end_col_offset or 0) for each in given)
+    closing = []  # those around the last argument, then the call's own
+    for number in range(line, (call.end_lineno or 0) + 1):
+        rest = program.source.lines[number - 1].encode()[: call.end_col_offset if number == call.end_lineno else None]
+        found = _PARENTHESIS_OR_COMMENT.finditer(rest, column if number == line else 0)
+        closing += [(number, each.end()) for each in found if each[0] == b")"]
+    line, column = closing[-2] if len(closing) > 1 else (line, column)
+    return (Edit(line, column, column, text),)
+
+
 def first_of_each_line(hits: Iterable[Hit]) -> Iterator[Hit]:
     """Yield hits, the first one of each line and message."""
     seen = set()

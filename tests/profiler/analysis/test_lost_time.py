@@ -84,8 +84,17 @@ def test_a_slow_metric_is_named_and_not_the_recorder_that_computes_it() -> None:
 def test_validation_is_told_beside_its_metrics_where_it_takes_more_than_they() -> None:
     metrics, validation = lost(WORK, ("validation", phase_log.FORWARD, 9000), Recorder=("validation", "", 3000))
     assert metrics.what == "the metrics take 3.00 s of validation, in fastai's `Recorder`"
-    assert validation.what == "validation takes 9.00 s: 2 passes over its data"
+    assert validation.what == "the rest of validation takes 9.00 s: 2 passes over its data"
     assert validation.evidence.endswith("most of it forward (9.00 s)")
+
+
+def test_validation_without_a_function_that_has_a_finding_of_its_own_is_its_rest() -> None:
+    """The table says how long all of it takes."""
+    rows: tuple[Row, ...] = (WORK, ("validation", phase_log.FORWARD, 8000), ("validation", phase_log.WAIT, 4000))
+    line = StackLine(name="read", file="data.py", line=3, is_users=True)
+    code = HotCode(kind="function", line=line, times={("validation", phase_log.WAIT): 3000 * MS}, seen={0: 3000 * MS})
+    found = [finding.what for finding in lost(*rows, hot=(code,))]
+    assert "the rest of validation takes 9.00 s: 2 passes over its data" in found
 
 
 def test_a_callback_of_the_users_in_validation_and_outside_of_batches() -> None:

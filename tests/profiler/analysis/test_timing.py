@@ -121,6 +121,29 @@ def test_a_loop_that_was_left_inside_another() -> None:
     assert told(words)[0] == (1, {"w": 1, "b": 1}, True)
 
 
+def test_an_evaluation_of_one_batch_that_asks_for_no_second_is_a_pass_each_time() -> None:
+    """As Ignite's engines do, which count their batches."""
+    words = ">1 w1 f1 b1 s1 | >2 w1 f5 o2 >1 w1 /1 >3 w1 f1 b1 s1 | >4 w1 f5 o2 >3 w1 /3"
+    timing = timing_of(divide(log(words)))
+
+    assert [batch[0] for batch in told(words)] == [1, 2, 3, 4]
+    assert told(words)[1] == (2, {"w": 1, "f": 5, "o": 2}, False)
+    assert [(epoch.is_training, epoch.number) for epoch in timing.epochs] == [(True, 1), (False, 1), (True, 2), (False, 2)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ">1 w1 f1 >2 w1 f1 b1 s1 | >1 w1 /1",  # a second batch for the same loss
+        ">1 w1 f1 >2 w1 f1 L o1 >1 w1 /1",
+        ">1 w1 f1 b1 s1 | >2 w1 o3 >1 w1 /1",  # no model was asked about it
+        ">1 w1 >2 w1 f1 >1 w1 /1",  # two loaders side by side
+    ],
+)
+def test_a_batch_taken_inside_another_is_a_part_of_it(words: str) -> None:
+    assert [batch[0] for batch in told(words)] == [1]
+
+
 def test_a_batch_that_was_stopped_at_its_loss_is_a_training_batch() -> None:
     (batch,) = divide(log(">1 w1 f1 L o1")).batches
 

@@ -206,12 +206,17 @@ class Graphs:
 
     def _leave_out(self, node: Any, cut: Callable[[Any], None]) -> None:
         self.cut += 1
-        self.at_most = max(self.at_most, 1 + sequence_of(node))
+        sequence = sequence_of(node)
+        if sequence != _OF_LEAVES:
+            self.at_most = max(self.at_most, 1 + sequence)
         cut(node)
 
 
+_OF_LEAVES = 2**64 - 1
+
+
 def sequence_of(node: Any) -> int:
-    """Return the number of the operation that made a node: it grows with each, and is the largest for leaves' gradients."""
+    """Return the number of the operation that made a node: it grows with each, and is `_OF_LEAVES` for leaves' gradients."""
     ask = getattr(type(node), "_sequence_nr", None)
     return 0 if ask is None else int(ask(node))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from nbguard.training.lint.program import Function, Hit, Loop, ParsedProgram, put_around, rule
+from nbguard.training.lint.program import Function, Hit, Loop, ParsedProgram, put_around, put_behind_arguments, rule
 from nbguard.training.lint.rules.graphs import is_trained
 from nbguard.training.lint.source import Edit
 
@@ -218,10 +218,10 @@ def made_on_cpu_and_moved(program: ParsedProgram) -> Iterator[Hit]:
         runs_often = bool(program.loops(call)) or (isinstance(scope, Function) and scope.name == "forward")
         if runs_often and made.end_lineno == call.end_lineno:
             end = made.end_col_offset or 0
-            edit = Edit(call.end_lineno or 0, end - 1, call.end_col_offset or 0, f", device={device})")
-            certain = bool(made.args) and program.source.lines[(made.end_lineno or 1) - 1].encode()[end - 2 : end - 1] != b","
+            cut = Edit(call.end_lineno or 0, end, call.end_col_offset or 0, "")
+            edits = (*put_behind_arguments(program, made, f", device={device}"), cut) if made.args else ()
             message = f"`torch.{factory}` makes it in host memory and copies it; make it there, with `device={device}`"
-            yield Hit(call, message, (edit,) if certain else ())
+            yield Hit(call, message, edits)
 
 
 def _is_device(node: ast.expr) -> bool:

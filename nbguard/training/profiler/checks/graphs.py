@@ -13,7 +13,7 @@ from nbguard.memory.scan.heap.graph_scan import GraphScan, look_at, tensors_of
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.checks.check import FitFigures
-from nbguard.training.profiler.record.model_calls import CallLines
+from nbguard.training.profiler.record.model_calls import CallLines, ModuleSet
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import counted, format_bytes
 
@@ -186,7 +186,7 @@ class UnusedGraphWatch:
 
     def __init__(self) -> None:
         self._lines: dict[_Line, _Calls] = {}
-        self._trainable: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._seen, self._trainable = ModuleSet(), ModuleSet()
         self._is_recorded = self._is_training = False
         self._given: list[weakref.ref[Any]] = []  # tensors that the call has got
 
@@ -231,11 +231,13 @@ class UnusedGraphWatch:
     def _forward(self, module: Any, args: Any) -> None:
         torch = self._torch
         is_recorded = torch.is_grad_enabled() and not torch._C._functorch.maybe_current_level()
-        if is_recorded and module not in self._trainable:
-            self._trainable[module] = any(parameter.requires_grad for parameter in module.parameters())
+        if is_recorded and module not in self._seen:
+            self._seen.add(module)
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                self._trainable.add(module)
         self._is_training = bool(module.training)
         given = tensors_of(tuple(args))
-        self._is_recorded = is_recorded and self._trainable[module] and not any(each.requires_grad for each in given)
+        self._is_recorded = is_recorded and module in self._trainable and not any(each.requires_grad for each in given)
         self._given = [weakref.ref(each) for each in given] if self._is_recorded else []
         self._model = name_of(type(module))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+from nbguard.libraries import single_optimizers
 from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, name_of
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.analysis.time import phase_log
@@ -93,6 +94,7 @@ class OptimizersFacts:
         tuple[str, int], ...
     ] = ()  # classes of torch's schedulers of the learning rate, and calls of their `step`
     losses: int = 0  # in all batches
+    stepped_by: str = ""  # module of a library that steps an optimizer for each parameter; "": none of those that are known
 
 
 def faster_step(facts: OptimizersFacts) -> str:
@@ -179,7 +181,8 @@ def _many(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFindi
             what=f"{count} optimizers step in each batch",
             evidence=f"with {sum(optimizer.parameters for optimizer in stepped)} parameters in all: one optimizer "
             "updates many parameters at once",
-            change=f"one `{facts.optimizers[0].name}(model.parameters())`, with groups where settings differ",
+            change=single_optimizers().get(facts.stepped_by)
+            or f"one `{facts.optimizers[0].name}(model.parameters())`, with groups where settings differ",
             time=time * (count - 1) // count or None,
         )
 

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
+from nbguard.libraries import single_optimizers
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.analysis.time import phase_log
@@ -27,6 +29,7 @@ from nbguard.training.profiler.checks.optimizer_facts import (
     stepping,
     torchs,
 )
+from nbguard.training.profiler.record.model_calls import ModuleSet
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 
@@ -109,8 +112,8 @@ class OptimizerWatch:
     def __init__(self) -> None:
         self._patches = Patches()
         self._optimizers: list[_Optimizer] = []
-        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._current: weakref.WeakSet[Any] = weakref.WeakSet()  # those that were called since the newest one was
+        self._models = ModuleSet()
+        self._current = ModuleSet()  # those that were called since the newest one was
         self._closing: _Optimizer | None = None  # whose step calls a closure, with the backward pass in it
         self._looked_at: list[_Optimizer] = []  # whose gradients the next backward pass may add to
         self._backwards = 0
@@ -118,6 +121,7 @@ class OptimizerWatch:
         self._unused: UnusedGradients | None = None
         self._untaught: tuple[str, ...] = ()
         self._schedulers: dict[str, int] = {}
+        self._stepped_by = ""
         self._facts: OptimizersFacts | None = None
 
     def start(self, recorder: Recorder) -> None:
@@ -155,6 +159,7 @@ class OptimizerWatch:
             untaught=self._untaught,
             schedulers=tuple(self._schedulers.items()),
             losses=losses,
+            stepped_by=self._stepped_by,
         )
         self._optimizers.clear()
         self._looked_at.clear()
@@ -195,7 +200,7 @@ class OptimizerWatch:
     def _model(self, module: Any, _: Any) -> None:
         if module not in self._models:
             self._models.add(module)
-            self._current = weakref.WeakSet()
+            self._current = ModuleSet()
             for known in self._optimizers:
                 known.steps_of_model = 0
         self._current.add(module)
@@ -231,6 +236,8 @@ class OptimizerWatch:
         known.parameters = frozenset(map(id, parameters))
         known.fusible, known.is_looped = fusible(optimizer, groups), is_looped(optimizer, groups)
         known.is_stateless = known.name == "SGD" and not any(group.settings.get("momentum") for group in groups)
+        if len(parameters) == 1 and not self._stepped_by:
+            self._stepped_by = next((name for name in _callers() if name in single_optimizers()), "")
         if parameters:
             known.first = weakref.ref(parameters[0])
             others = (other for other in self._optimizers if other is not known and other.name == known.name)
@@ -347,6 +354,14 @@ class OptimizerWatch:
             return original(scheduler, *args, **kw)
 
         return step
+
+
+def _callers() -> Iterator[str]:
+    """Yield the names of the modules whose functions run here, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_globals.get("__name__", "")
+        frame = frame.f_back
 
 
 def _schedulers(torch: Any) -> Iterator[type]:

@@ -12,7 +12,6 @@ import linecache
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -28,7 +27,7 @@ from nbguard.processor_time import thread_time_ns
 from nbguard.training.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples, known_call
 from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses, LossHistory
 from nbguard.training.profiler.record.learner_loop import LearnerLoop
-from nbguard.training.profiler.record.model_calls import NAME
+from nbguard.training.profiler.record.model_calls import NAME, ModuleSet
 from nbguard.training.profiler.record.recorder import Event, Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 
@@ -179,7 +178,7 @@ class StackSampler:
         self._waits: list[int] = []
         self._ran: list[int] = []
         self._schedstat: int | None = None  # file of the kernel's counts of the fit's thread
-        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._models = ModuleSet()
         self._adding = threading.Lock()  # both threads number stacks
         self._ended = threading.Lock()
         self._thread: threading.Thread | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -39,6 +39,32 @@ class CallsOnLines:
     def clear(self) -> None:
         """Forget all lines."""
         self._codes.clear()
+
+
+class ModuleSet:
+    """Modules, held weakly and told apart by identity: the hash of a metric of torchmetrics is made of its state."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, weakref.ref[Any]] = {}
+
+    def __contains__(self, module: Any) -> bool:
+        held = self._held.get(id(module))
+        return held is not None and held() is module
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([module for held in tuple(self._held.values()) if (module := held()) is not None])
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, module: Any) -> None:
+        """Add a module, until it is no more."""
+        key, forget = id(module), self._held.pop
+        self._held[key] = weakref.ref(module, lambda _: forget(key, None))
+
+    def clear(self) -> None:
+        """Forget all modules."""
+        self._held.clear()
 
 
 class CallLines:

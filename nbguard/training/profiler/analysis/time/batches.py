@@ -152,6 +152,13 @@ class _Loop:
     has_ended: bool = False  # its iterator had no batch left
 
 
+def _only_evaluates(batch: _Open) -> bool:
+    """Say whether a model was called in a batch that nothing was trained on."""
+    return (
+        phases.FORWARD in batch.times and not batch.has_loss and batch.times.keys().isdisjoint((phases.BACKWARD, phases.STEP))
+    )
+
+
 _MOST_TASKS = 100
 """Loops that take turns, each with a loss; of more the inner ones count as left."""
 
@@ -172,6 +179,7 @@ class _Divider:
         self._loose: _Open | None = None  # a batch of a loop without a loader, or the code around it
         self._stepped: _Open | None = None  # the one before, after a step
         self._steps = any(boundary.kind == "step" for boundary in marks.boundaries)
+        self._asked = Counter(boundary.loop for boundary in marks.boundaries if boundary.kind == "batch")
         self._divide(marks)
 
     def _divide(self, marks: PhaseLog) -> None:
@@ -302,11 +310,11 @@ class _Divider:
 
     def _leave(self, loop: _Loop) -> None:
         """A loop around this one goes on: this one was left by a `break`, or is asked once for each batch of the other."""
-        if loop.done:
+        around = self._innermost.batch
+        if loop.done or (self._asked[loop.number] == 1 and _only_evaluates(loop.batch) and not _WORK.isdisjoint(around.times)):
             self._close(loop, is_complete=False)
             return
         self._beside.add(loop.number)
-        around = self._innermost.batch
         around.was_left = False
         around.join(loop.batch.times)
         around.join(loop.batch.later)

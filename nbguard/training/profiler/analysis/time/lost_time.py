@@ -287,7 +287,9 @@ def _validating(
             what = f"{library.work.what} takes {format_time(rest)} in {counted(len(passes), 'pass', 'passes')}"
             yield _finding("validation", timing, rest, what, library.work.change)
     elif rows and _is_large(timing, rest, least):
-        what = f"validation takes {format_time(rest)}: {counted(len(passes), 'pass', 'passes')} over its data"
+        whole = format_time(sum(row.total for row in _rows(timing, "validation")))
+        subject = "validation" if format_time(rest) == whole else "the rest of validation"  # parts of it have findings, too
+        what = f"{subject} takes {format_time(rest)}: {counted(len(passes), 'pass', 'passes')} over its data"
         if users is not None and users.line is not None:
             what += f" in `{users.line.called}` ({line_words(users.line.file, users.line.line, '')})"
         evidence = f"most of it {rows[0].phase} ({format_time(rows[0].total)})"
