@@ -46,6 +46,17 @@ def test_a_cell_that_allocates_says_so_in_one_line(notebook: Kernel) -> None:
     assert cell.stdout == cell.stderr == ""
 
 
+def test_a_name_is_since_the_cell_that_bound_it_and_not_since_one_that_failed_before_it_could(notebook: Kernel) -> None:
+    births = "{row.label: row.cell for row in __import__('nbguard').report().devices[0].holders}"
+    notebook.run("a = torch.ones(1 << 20); b = torch.ones(1 << 20)").ok()
+    assert notebook.run("b = torch.ones(2 << 20); new = b * 2; a = missing(); c = 1").error
+
+    assert {name: notebook.value(births)[name] for name in ("a", "b", "new")} == {"a": 4, "b": 5, "new": 5}
+
+    notebook.run("a = torch.ones(2 << 20)").ok()
+    assert notebook.value(births)["a"] == 6
+
+
 def test_a_cell_that_gives_back_says_so_too(notebook: Kernel) -> None:
     notebook.run("t = torch.ones(1 << 20); u = torch.ones(1 << 20)").ok()
 
