@@ -72,6 +72,20 @@ def test_a_cell_that_changes_nothing_says_nothing(notebook: Kernel) -> None:
     assert _cells(notebook) == [4, 5, 6, 7, 8, 9]
 
 
+def test_a_tensor_smaller_than_the_counters_notice_is_of_the_cell_that_made_it(notebook: Kernel) -> None:
+    """Nobody counts CPU tensors, and the process grows by less than a line says."""
+    notebook.run("import nbguard.memory.scan.scan as inside; scans, real = [], inside.timed_scan").ok()
+    notebook.run("inside.timed_scan = lambda notebook: scans.append(1) or real(notebook)").ok()
+    notebook.run("small = torch.ones(1000)").ok()
+    notebook.run("net = nn.Linear(10, 10, bias=False)").ok()
+    scans = notebook.value("len(scans)")
+    notebook.run("data = [{}, {}]").ok()
+
+    came = "[(r.cell, [(s.label, s.nbytes) for s in r.came]) for r in __import__('nbguard').history().records if r.came]"
+    assert notebook.value(came) == [(6, [("small", 4000)]), (7, [("net", 400)])]
+    assert (scans, notebook.value("len(scans)")) == (2, 2)
+
+
 def test_what_a_cell_leaves_stale_is_said_though_no_byte_moved(notebook: Kernel) -> None:
     notebook.run("net = nn.Linear(1 << 10, 1 << 10)").ok()
     notebook.run("net").ok()
