@@ -15,7 +15,7 @@ from tests.kernels import Cell, Kernel
 from tests.thorough import THOROUGH
 
 _LOOK = "__import__('sys').modules['nbguard.memory.scan.scan']"
-_GRAPH = f"{_LOOK}.scan({_LOOK}.Notebook(get_ipython(), get_ipython().user_ns)).facts.graph"
+_GRAPH = f"{_LOOK}.scan({_LOOK}.Notebook(shell=get_ipython(), namespace=get_ipython().user_ns)).facts.graph"
 _UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 _COMMAND = re.compile(r"`(%(?:reset_gpu|gpumem|nbguard)[^`\n]*)`|  (%(?:reset_gpu|gpumem|nbguard)[^`\n]*)$", re.MULTILINE)
@@ -65,7 +65,7 @@ def _follow_printed(text, commands, fake):
     def run(lines):
         if '%reset_gpu' not in lines:  # which promises what the collector frees, too
             gc.collect()
-        before = scan(Notebook(shell, shell.user_ns))
+        before = scan(Notebook(shell=shell, namespace=shell.user_ns))
         for line in lines:
             result = shell.run_cell(line, store_history=True)
             error = result.error_before_exec or result.error_in_exec
@@ -74,7 +74,7 @@ def _follow_printed(text, commands, fake):
         gc.collect()
         nbytes = sum(before.facts.graph.storages[n].nbytes for n in before.tracker.expired())
         if not any(line.startswith('%') for line in lines):  # of a view its copy stays
-            nbytes -= bytes_beside(before, scan(Notebook(shell, shell.user_ns)))
+            nbytes -= bytes_beside(before, scan(Notebook(shell=shell, namespace=shell.user_ns)))
         return {'lines': lines, 'freed': nbytes}
     def bytes_beside(before, after):
         """Return the bytes that have come since."""

@@ -1,23 +1,15 @@
-"""pytest plugin of `make unit`: the tests that need neither PyTorch nor a kernel, in a process that cannot import PyTorch."""
+"""pytest plugin of `make unit`: the tests that need neither PyTorch nor a kernel, in processes that cannot import PyTorch."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from tests.blocked import sitecustomize
 from tests.unit_tests import BLOCKED, is_unit, may_be_unit
-
-
-class Blocker:
-    """A finder of modules that refuses the blocked packages, as an environment without them would."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        if name.partition(".")[0] in BLOCKED:
-            raise ModuleNotFoundError(f"No module named {name!r}: `make unit` runs without it", name=name)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -32,4 +24,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 if "torch" in sys.modules:
     raise pytest.UsageError("PyTorch was imported before tests.without_torch could keep it out")
-sys.meta_path.insert(0, Blocker())  # type: ignore[arg-type]
+sys.meta_path.insert(0, sitecustomize.Blocker([*BLOCKED]))  # type: ignore[arg-type]
+_folders = (str(Path(sitecustomize.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")]))
+os.environ |= {sitecustomize.BLOCKED: ",".join(sorted(BLOCKED)), "PYTHONPATH": os.pathsep.join(_folders)}

@@ -1,11 +1,12 @@
 // The page: chosen files go to the worker, its answers come back as HTML that nbguard has escaped, and as text.
 const by = id => document.getElementById(id);
 const SIDECAR = '.nbguard.json';
-const BEYOND = 'This file needs more than a browser’s tab can give it; in a terminal, nbguard diagnose FILE reads it.';
+const beyond = name => `${name} needs more than a browser’s tab can give it; in a terminal, nbguard diagnose FILE reads it.`;
 const NO_START = 'Python could not be started. The page needs a web server and a browser of the last two years.';
 
-const files = new Map(); // path in the worker → { name, devices }
-let current = ''; // path of the file that is shown
+const files = new Map(); // number → { name, chosen, path, devices }; path: '' while the worker's Python has not opened it
+let current = 0; // number of the file that is shown
+let numbered = 0;
 let worker;
 let isUsed = false; // whether the worker's Python has been asked anything
 let waiting; // of each question by its number, what ends it
@@ -15,18 +16,18 @@ let patience = 0; // milliseconds that it may be silent
 
 function begin() {
   worker?.terminate();
-  for (const end of waiting?.values() ?? []) end({ error: BEYOND, beyond: true });
+  for (const end of waiting?.values() ?? []) end({ error: beyond('This file'), beyond: true });
   waiting = new Map();
   isUsed = false;
-  files.clear();
-  for (const name of ['time', 'compare']) by(name).hidden = true;
+  for (const file of files.values()) file.path = '';
+  by('time').hidden = true;
   const mine = new Worker(new URL('./worker.js', import.meta.url), { type: 'module' });
   mine.onmessage = ({ data }) => {
     if (mine !== worker) return;
     heard = performance.now();
     if (data.stage) progress(data);
     else if ('answer' in data) settle(data.id, data.answer);
-    else if (data.fatal) fail(data.id === undefined ? NO_START : BEYOND);
+    else if (data.fatal) fail(data.id === undefined ? NO_START : beyond('This file'));
     else if (data.ready) document.body.dataset.ready = 'true';
   };
   mine.onerror = event => {
@@ -36,7 +37,7 @@ function begin() {
   worker = mine;
 }
 
-// After an answer that broke the worker's Python, the next file gets a new one.
+// After an answer that broke the worker's Python there is a new one. It opens the other files again when they are asked for.
 function fail(sentence) {
   by('status').textContent = '';
   by('error').textContent = sentence;
@@ -81,33 +82,44 @@ async function open(chosen) {
   const file = chosen.find(each => !each.name.endsWith(SIDECAR));
   if (!file) return;
   delete document.body.dataset.done;
-  patience = 120_000 + file.size / 500;
+  const number = ++numbered;
   for (const name of ['answer', 'time']) by(name).hidden = true;
   by('error').textContent = '';
   by('status').textContent = document.body.dataset.ready ? `Reading ${file.name}` : 'Starting Python';
   const wasUsed = isUsed;
-  let answer = await read(file, chosen);
+  const entry = { name: file.name, chosen, path: '', devices: [] };
+  let answer = await read(number, entry);
   if (answer.beyond && wasUsed) { // what earlier files left may have broken this Python or filled its memory: once more, in a new one
     if (isUsed) begin();
-    answer = await read(file, chosen);
+    answer = await read(number, entry);
   }
-  by('error').textContent = answer.error ?? '';
+  if (answer.beyond) drop(number);
+  by('error').textContent = answer.beyond ? beyond(file.name) : (answer.error ?? '');
   by('status').textContent = by('error').textContent ? '' : `${file.name}: done`;
   document.body.dataset.done = 'true';
 }
 
+// Has the worker open a file; returns its answer.
+async function load(file) {
+  patience = 120_000 + file.chosen.reduce((bytes, each) => bytes + each.size, 0) / 500;
+  const answer = await ask({ ask: 'open', name: file.name }, file.chosen);
+  if (!answer.error) file.path = answer.path;
+  return answer;
+}
+
 // Shows all answers on a file; returns the last.
-async function read(file, chosen) {
-  const first = await ask({ ask: 'open', name: file.name }, chosen);
+async function read(number, file) {
+  const first = await load(file);
   if (!show('answer', first)) return first;
-  current = first.path;
-  files.set(current, { name: file.name, devices: [] });
+  current = number;
+  files.set(number, file);
   listFiles();
-  const history = await ask({ ask: 'history', path: current });
+  const { path } = file;
+  const history = await ask({ ask: 'history', path });
   if (history.beyond) return history;
   openHistory(history.devices ?? []);
   by('status').textContent = 'Trying other settings of the allocator';
-  const last = await ask({ ask: 'diagnose', path: current });
+  const last = await ask({ ask: 'diagnose', path });
   show('answer', last);
   return last;
 }
@@ -146,7 +158,7 @@ async function goTo(event) {
   while (wanted !== null) {
     const at = wanted;
     wanted = null;
-    show('time', await ask({ ask: 'moment', path: current, at, device: device().device }));
+    show('time', await ask({ ask: 'moment', path: files.get(current).path, at, device: device().device }));
     by('time').dataset.event = at;
   }
   isMoving = false;
@@ -156,23 +168,43 @@ async function goTo(event) {
 
 function listFiles() {
   for (const id of ['before', 'after']) {
-    const chosen = by(id).value;
-    by(id).replaceChildren(...[...files].map(([path, { name }]) => new Option(name, path)));
+    const chosen = Number(by(id).value);
+    by(id).replaceChildren(...[...files].map(([number, { name }]) => new Option(name, number)));
     by(id).value = files.has(chosen) ? chosen : current;
   }
-  by('after').value = current;
-  by('compare').hidden = false;
+  if (files.has(current)) by('after').value = current;
+  by('compare').hidden = !files.size;
+}
+
+function drop(number) {
+  files.delete(number);
+  listFiles();
+}
+
+// Says whether a file is open, after opening it again if the Python that had it has ended.
+async function isOpen(number) {
+  const file = files.get(number);
+  if (file.path) return true;
+  by('status').textContent = `Reading ${file.name}`;
+  const answer = await load(file);
+  by('status').textContent = '';
+  if (!answer.error) return true;
+  drop(number);
+  by('error').textContent = answer.beyond ? beyond(file.name) : answer.error;
+  return false;
 }
 
 const moment = text => (text === '' ? null : /^\d+$/.test(text) ? Number(text) : text);
 
 async function compare() {
   const at = ['before-event', 'after-event'].map(id => moment(by(id).value.trim()));
-  const [before, after] = [by('before').value, by('after').value];
+  const numbers = ['before', 'after'].map(id => Number(by(id).value));
   if (at.some(each => typeof each === 'string' && !['peak', 'oom'].includes(each))) {
     by('error').textContent = 'An event is a number, peak or oom.';
     return;
   }
+  for (const number of numbers) if (!(await isOpen(number))) return;
+  const [before, after] = numbers.map(number => files.get(number).path);
   show('compare', await ask({ ask: 'diff', before, after, at }));
 }
 

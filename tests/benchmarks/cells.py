@@ -126,7 +126,7 @@ def of_errors(shell: InteractiveShell) -> tuple[float, float]:
     shell.user_ns["fail"] = lambda batch: batch.missing
 
     def look() -> None:
-        scan(Notebook(shell, shell.user_ns))
+        scan(Notebook(shell=shell, namespace=shell.user_ns))
 
     def fail_twice() -> None:
         for _ in range(2):

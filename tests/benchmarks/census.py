@@ -102,12 +102,12 @@ def one_pass() -> int:
 
 def holder_report(names: dict[str, object]) -> int:
     """Name every holder with its paths' roots and retained bytes; return how many there are."""
-    return len(build_report(Analysis(scan(Notebook(None, names)).facts)).devices[0].holders)
+    return len(build_report(Analysis(scan(Notebook(shell=None, namespace=names)).facts)).devices[0].holders)
 
 
 def dry_run(names: dict[str, object]) -> int:
     """Plan a cleanup."""
-    return plan_cleanup(scan(Notebook(None, names)).facts, Request()).promised
+    return plan_cleanup(scan(Notebook(shell=None, namespace=names)).facts, Request()).promised
 
 
 def pure_report(names: dict[str, object]) -> int:

@@ -45,10 +45,10 @@ Ways = dict[str, Callable[[], object]]
 
 def _of_heap(names: dict[str, Any]) -> Ways:
     """Return a scan of these names, and on its facts a plan and a report; a tick beside them."""
-    facts = scan(Notebook(None, names)).facts
+    facts = scan(Notebook(shell=None, namespace=names)).facts
     ticks = TickSource("growth", lambda: None)
     return {
-        "scan": lambda: scan(Notebook(None, names)),
+        "scan": lambda: scan(Notebook(shell=None, namespace=names)),
         **_of_facts(facts),
         "tick": lambda: ticks.tick(LastLook(), None, ()),
     }

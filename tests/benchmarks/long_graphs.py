@@ -35,7 +35,7 @@ def measure(name: str) -> None:
 
     from nbguard.memory.scan.scan import Notebook, scan
 
-    scan(Notebook(None, {}))
+    scan(Notebook(shell=None, namespace={}))
     names: dict[str, object] = {"torch": torch}
     exec(CASES[name], names)
     before, scans, passes = _resident(), [], []
@@ -44,7 +44,7 @@ def measure(name: str) -> None:
         list(map(type, gc.get_objects()))
         passes.append(time.perf_counter() - start)
         start = time.perf_counter()
-        seen = scan(Notebook(None, {"x": names["x"]}))
+        seen = scan(Notebook(shell=None, namespace={"x": names["x"]}))
         scans.append(time.perf_counter() - start)
     left = "all" if seen.facts.unwalked is None else "in part"
     ratio = min(scans) / min(passes)

@@ -574,7 +574,7 @@ def test_what_fails_or_is_interrupted_halfway_is_told_truly(monkeypatch: pytest.
     assert sum(fact.nbytes for fact in parked_facts()) == 1200
     assert nbguard.unpark("tensors").nbytes == 1200
 
-    seen = scan(Notebook(None, names), tensors=True)
+    seen = scan(Notebook(shell=None, namespace=names), tensors=True)
     asked = iter([False, False, True])
     numbers = [n for n, s in enumerate(seen.facts.graph.storages) if s.nbytes == 400]
     assert "interrupted" in park.park("tensors", numbers, seen.tracker, lambda: next(asked))

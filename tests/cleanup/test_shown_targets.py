@@ -138,7 +138,7 @@ def test_what_a_library_keeps_goes_by_each_text_that_is_shown(
     names: dict[str, Any] = {"live": nn.Linear(500, 500)}
     label = _keep(library, way)
     gc.collect()
-    why = explain_root(scan(Notebook(None, names)).facts, label)
+    why = explain_root(scan(Notebook(shell=None, namespace=names)).facts, label)
     assert why is not None
     assert why.nbytes
     path = why.paths[0]
@@ -190,7 +190,7 @@ def test_the_plan_says_which_hook_of_a_live_model_needs_the_name() -> None:
     """Its function uses the name, or one that it calls does; emptying frees as much, and the next pass goes on."""
     names: dict[str, Any] = {}
     exec(_HOOKED, names)
-    notebook = Notebook(None, names)
+    notebook = Notebook(shell=None, namespace=names)
 
     def details(*texts: str) -> list[str]:
         plan = plan_cleanup(scan(notebook).facts, Request(targets=targets_of(texts, notebook)))
@@ -235,7 +235,7 @@ def test_a_part_that_is_an_entry_and_an_attribute_is_promised_nothing() -> None:
     out["logits"], other["logits"] = torch.ones(1024), torch.ones(1024)
     same.__dict__ = same
     same["logits"] = torch.ones(1024)
-    notebook = Notebook(None, {"out": out, "other": other, "same": same})
+    notebook = Notebook(shell=None, namespace={"out": out, "other": other, "same": same})
 
     with pytest.raises(TargetError, match=r"cannot be deleted: Output does not allow it; the whole is freed by .*out"):
         targets_of(["out['logits']"], notebook)

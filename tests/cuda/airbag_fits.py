@@ -25,7 +25,7 @@ MIB = 1024**2
 _RUNTIME = ctypes.CDLL("libcuda.so.1")  # all of the fake's libraries are one
 NAMES: dict[str, Any] = {}
 """The notebook's names."""
-NOTEBOOK = Notebook(None, NAMES)
+NOTEBOOK = Notebook(shell=None, namespace=NAMES)
 
 
 class _Recurrent(nn.Module):  # type: ignore[misc]

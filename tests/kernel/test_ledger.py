@@ -46,6 +46,17 @@ def test_a_cell_that_allocates_says_so_in_one_line(notebook: Kernel) -> None:
     assert cell.stdout == cell.stderr == ""
 
 
+def test_a_name_is_since_the_cell_that_bound_it_and_not_since_one_that_failed_before_it_could(notebook: Kernel) -> None:
+    births = "{row.label: row.cell for row in __import__('nbguard').report().devices[0].holders}"
+    notebook.run("a = torch.ones(1 << 20); b = torch.ones(1 << 20)").ok()
+    assert notebook.run("b = torch.ones(2 << 20); new = b * 2; a = missing(); c = 1").error
+
+    assert {name: notebook.value(births)[name] for name in ("a", "b", "new")} == {"a": 4, "b": 5, "new": 5}
+
+    notebook.run("a = torch.ones(2 << 20)").ok()
+    assert notebook.value(births)["a"] == 6
+
+
 def test_a_cell_that_gives_back_says_so_too(notebook: Kernel) -> None:
     notebook.run("t = torch.ones(1 << 20); u = torch.ones(1 << 20)").ok()
 
@@ -59,6 +70,20 @@ def test_a_cell_that_changes_nothing_says_nothing(notebook: Kernel) -> None:
     for code in ("x = 1", "u = t[:5]", "big = [object() for _ in range(300_000)]", "del big", "import json", "   "):
         assert notebook.run(code).ok().bundles == []
     assert _cells(notebook) == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_tensor_smaller_than_the_counters_notice_is_of_the_cell_that_made_it(notebook: Kernel) -> None:
+    """Nobody counts CPU tensors, and the process grows by less than a line says."""
+    notebook.run("import nbguard.memory.scan.scan as inside; scans, real = [], inside.timed_scan").ok()
+    notebook.run("inside.timed_scan = lambda notebook: scans.append(1) or real(notebook)").ok()
+    notebook.run("small = torch.ones(1000)").ok()
+    notebook.run("net = nn.Linear(10, 10, bias=False)").ok()
+    scans = notebook.value("len(scans)")
+    notebook.run("data = [{}, {}]").ok()
+
+    came = "[(r.cell, [(s.label, s.nbytes) for s in r.came]) for r in __import__('nbguard').history().records if r.came]"
+    assert notebook.value(came) == [(6, [("small", 4000)]), (7, [("net", 400)])]
+    assert (scans, notebook.value("len(scans)")) == (2, 2)
 
 
 def test_what_a_cell_leaves_stale_is_said_though_no_byte_moved(notebook: Kernel) -> None:

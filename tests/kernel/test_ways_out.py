@@ -88,7 +88,7 @@ def _look():
     from nbguard.memory.reports.findings import find
     from nbguard.memory.scan.scan import Notebook, scan
     shell = get_ipython()
-    facts = scan(Notebook(shell, shell.user_ns)).facts
+    facts = scan(Notebook(shell=shell, namespace=shell.user_ns)).facts
     told = {f.sentence.partition(' (')[0]: f.command for f in find(Analysis(facts))}
     ways = {r.label: explain_root(facts, r.label).paths for r in facts.graph.roots}
     lines = {label: paths[0].advice.command or paths[0].advice.effect for label, paths in ways.items() if paths}

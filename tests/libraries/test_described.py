@@ -153,7 +153,7 @@ def test_a_yolo_is_named_with_its_trainer_and_its_fit_is_seen(fit: dict[str, Any
     learners: list[tuple[bool, tuple[str, ...]]] = []
 
     def stop(trainer: Any) -> None:
-        found = scan(Notebook(None, {"trainer": trainer})).facts.learners
+        found = scan(Notebook(shell=None, namespace={"trainer": trainer})).facts.learners
         learners.extend((learner.is_running, learner.names) for learner in found)
         raise ZeroDivisionError
 

@@ -162,7 +162,9 @@ def test_a_file_is_all_that_a_library_needs(toylib: Any) -> None:
     names: dict[str, Any] = {"runner": runner}
     running: list[bool] = []
     with pytest.raises(RuntimeError, match="interrupted"):
-        runner.fit(lambda: running.extend(learner.is_running for learner in scan(Notebook(None, names)).facts.learners))
+        runner.fit(
+            lambda: running.extend(learner.is_running for learner in scan(Notebook(shell=None, namespace=names)).facts.learners)
+        )
     assert running == [True]
 
     report = nbguard.report(names)

@@ -70,6 +70,31 @@ def test_a_last_batch_of_one_before_batch_norm(shell: Any) -> None:
     assert cured.first[0].startswith("nothing stands out")
 
 
+_LOSS = "loss = nn.functional.cross_entropy(model(xb), yb[:3])"
+
+
+@pytest.mark.parametrize(
+    ("body", "epochs"),
+    [
+        ("optimizer.zero_grad(); " + _LOSS, [(True, 1)]),
+        (_LOSS, [(True, 1)]),
+        ("model(xb[:, :3])", [(True, 1)]),
+        ("model.eval(); " + _LOSS, [(False, 1)]),
+        ("yb.sum()\n    with torch.no_grad(): " + _LOSS, [(False, 1)]),
+        ("xb + yb", []),
+    ],
+)
+def test_a_first_batch_that_fails_before_its_loss(shell: Any, body: str, epochs: list[tuple[bool, int]]) -> None:
+    shell.showtraceback = lambda *_, **__: None
+    with capture_output():
+        result = shell.run_cell(f"%%profile_fit -o report\nfor xb, yb in DataLoader(data, batch_size=8):\n    {body}")
+    report = shell.user_ns["report"]
+
+    assert type(result.error_in_exec) in (ValueError, RuntimeError)
+    assert [(epoch.is_training, epoch.batches) for epoch in report.timing.epochs] == epochs
+    assert report.timing.batches == sum(batches for is_training, batches in epochs if is_training)
+
+
 def test_a_traceback_that_the_cell_shows_itself_does_not_end_the_profile(shell: Any) -> None:
     inner = "get_ipython().run_cell('1 / 0')\ntry: 1 / 0\nexcept ZeroDivisionError: get_ipython().showtraceback()\nlater = 1"
     report, result = run(shell, ", drop_last=True", inner)

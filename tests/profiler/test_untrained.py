@@ -336,17 +336,21 @@ def test_gradients_that_are_added_up_over_batches_are_healthy() -> None:
     assert is_silent(fit)
 
 
-@pytest.mark.parametrize("by", ["data", "no_grad", "copy"])
-def test_an_update_by_hand_is_training(by: str) -> None:
-    def update(p: Any) -> None:
-        if by == "data":
-            p.data.sub_(0.1 * p.grad)
-        elif by == "copy":
-            p.data = p.data - 0.1 * p.grad
-        else:
-            with torch.no_grad():
-                p -= 0.1 * p.grad
+def update(p: Any, by: str) -> None:
+    if by == "data":
+        p.data.sub_(0.1 * p.grad)
+    elif by == "copy":
+        p.data = p.data - 0.1 * p.grad
+    else:
+        with torch.no_grad():
+            p -= 0.1 * p.grad
 
+
+BY_HAND = pytest.mark.parametrize("by", ["data", "no_grad", "copy"])
+
+
+@BY_HAND
+def test_an_update_by_hand_is_training(by: str) -> None:
     def fit(*, updates: bool) -> None:
         model = body()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -354,9 +358,44 @@ def test_an_update_by_hand_is_training(by: str) -> None:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             for p in model.parameters() if updates else ():
-                update(p)
+                update(p, by)
 
     assert "SGD never steps" in first_of(lambda: fit(updates=False), "step")
+    assert is_silent(lambda: fit(updates=True))
+
+
+@BY_HAND
+def test_an_update_by_hand_of_large_parameters_alone_is_training(by: str) -> None:
+    """Values are compared of small ones only."""
+
+    def fit() -> None:
+        model = nn.Sequential(nn.Linear(4, 2000, bias=False), nn.ReLU(), nn.Linear(2000, 4, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for x, y in DataLoader(data(), batch_size=8):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            for p in model.parameters():
+                update(p, by)
+
+    assert is_silent(fit)
+
+
+@BY_HAND
+def test_an_update_by_hand_beside_an_optimizer_of_other_parameters_is_healthy(by: str) -> None:
+    def fit(*, updates: bool) -> None:
+        model = body()
+        *others, weight, bias = model.parameters()
+        optimizer = torch.optim.SGD([weight, bias], 0.1)
+        for x, y in DataLoader(data(), batch_size=8):
+            model.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            for p in others if updates else ():
+                update(p, by)
+            optimizer.step()
+
+    assert profiled(lambda: fit(updates=False))[1] == [
+        "unused gradients: 2 parameters get gradients that no optimizer uses: `0.weight`, `0.bias`"
+    ]
     assert is_silent(lambda: fit(updates=True))
 
 

@@ -83,11 +83,11 @@ def test_a_look_leaves_nothing_to_the_collector() -> None:
     """What it has met of the user's, such as classes and the globals of modules, would live until that runs."""
     cls = type("Users", (torch.nn.Linear,), {})
     names = {"net": cls(4, 4), "rows": [torch.ones(3) for _ in range(100)]}
-    scan(Notebook(None, names), tensors=True)
+    scan(Notebook(shell=None, namespace=names), tensors=True)
     gc.collect()
     gc.disable()
     try:
-        scan(Notebook(None, names), tensors=True)
+        scan(Notebook(shell=None, namespace=names), tensors=True)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         left = {f"{type(obj).__module__}.{type(obj).__name__}" for obj in gc.garbage}

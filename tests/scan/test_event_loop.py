@@ -46,7 +46,7 @@ def _in_a_loop(names: dict[str, Any]) -> tuple[Graph, Outcome, Outcome]:
         box.__dict__["itself"] = box
         await _drop(box)
         del box
-        graph = scan(Notebook(None, names)).facts.graph
+        graph = scan(Notebook(shell=None, namespace=names)).facts.graph
         return graph, nbguard.release(namespace=names), await _turned(names)
 
     return asyncio.run(run())
@@ -87,7 +87,7 @@ def test_the_error_of_an_awaited_task_is_asyncios_until_the_cell_ends() -> None:
     async def run() -> tuple[Graph, Outcome, Outcome]:
         with contextlib.suppress(ValueError):
             await asyncio.ensure_future(fail())
-        graph = scan(Notebook(None, {})).facts.graph
+        graph = scan(Notebook(shell=None, namespace={})).facts.graph
         return graph, nbguard.release(namespace={}), await _turned({})
 
     graph, at_once, later = asyncio.run(run())
@@ -103,10 +103,10 @@ def test_nobody_knows_then_what_the_next_cleanup_will_free() -> None:
 
     async def run() -> None:
         await _drop(torch.ones(50_000))
-        facts.append(scan(Notebook(None, {})).facts)
+        facts.append(scan(Notebook(shell=None, namespace={})).facts)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        facts.append(scan(Notebook(None, {})).facts)
+        facts.append(scan(Notebook(shell=None, namespace={})).facts)
 
     asyncio.run(run())
 

@@ -34,7 +34,7 @@ class Box:
 
 
 def _release(names: dict[str, Any], *targets: str) -> Outcome:
-    notebook = Notebook(None, names)
+    notebook = Notebook(shell=None, namespace=names)
     seen = scan(notebook)
     request = Request(targets=resolve_targets(targets, names, {}, {}))
     return apply(plan_cleanup(seen.facts, request), notebook, seen).outcome
@@ -115,7 +115,7 @@ def test_what_a_hook_refers_to_goes_with_its_graph(make: Callable[[Box], dict[st
     names = {**make(box), "box": box}
     del box
 
-    labels = [root.label for root in scan(Notebook(None, names)).facts.graph.roots]
+    labels = [root.label for root in scan(Notebook(shell=None, namespace=names)).facts.graph.roots]
     assert sorted(labels) == sorted(names), "no other holder is named"
     assert _release(names, "box").realised == 0
     names["box"] = next(each for each in gc.get_objects() if type(each) is Box)

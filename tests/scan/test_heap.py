@@ -32,7 +32,7 @@ def _nothing_left_by_others() -> None:
 
 
 def _scan_once(**names: Any) -> Facts:
-    return scan(Notebook(None, names)).facts
+    return scan(Notebook(shell=None, namespace=names)).facts
 
 
 def _bytes(facts: Facts, name: str) -> int:
@@ -458,7 +458,7 @@ def test_beside_running_code_a_cycle_is_neither_called_garbage_nor_said_to_be_in
         cycle: list[Any] = [torch.ones(1 << 20)]
         cycle.append(cycle)
         del cycle
-        facts = scan(Notebook(None, {}, is_running=True)).facts
+        facts = scan(Notebook(shell=None, namespace={}, is_running=True)).facts
         (root,) = (root for root in facts.graph.roots if root.label == "memory that no name reaches")
         assert root.kind == "library"
         assert root.what == "unreachable cycles, or in use by the code that runs: known when it ends"

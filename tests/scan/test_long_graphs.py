@@ -164,7 +164,7 @@ from nbguard.memory.scan.scan import Notebook, scan
 box = [{"x": torch.ones(4, requires_grad=True) * 1.}]
 for n in range(60_000):
     box[0]["x"] = box[0]["x"] * 1.
-    if n % 2_000 == 0: scan(Notebook(None, box[0]))
+    if n % 2_000 == 0: scan(Notebook(shell=None, namespace=box[0]))
 threading.stack_size(1 << 20)
 thread = threading.Thread(target=box.clear)
 thread.start(); thread.join()
@@ -181,7 +181,7 @@ _LOOK = """
 import json, resource, time, torch, nbguard
 from nbguard.memory.scan.scan import Notebook, scan
 def rss(): return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
-scan(Notebook(None, {}))
+scan(Notebook(shell=None, namespace={}))
 """
 
 
@@ -201,7 +201,7 @@ def test_the_work_and_memory_of_a_scan_are_bounded(make: str, run: Run) -> None:
 {make}
 names, before = {{"x": x}}, rss()
 for _ in range(3):
-    seen = scan(Notebook(None, names))
+    seen = scan(Notebook(shell=None, namespace=names))
 left = seen.facts.unwalked
 print(json.dumps([rss() - before, left.operations, left.tensors]))
 """
@@ -217,7 +217,7 @@ def test_the_bound_of_a_cut_graph_counts_operations_and_no_leaves(run: Run) -> N
     code = f"""{_LOOK}
 x = torch.ones(1, requires_grad=True) * 1.
 for _ in range(3_000): x = x + torch.ones(1, requires_grad=True)
-left = scan(Notebook(None, {{"x": x}})).facts.unwalked
+left = scan(Notebook(shell=None, namespace={{"x": x}})).facts.unwalked
 print(json.dumps([left.operations, left.operations_at_most]))
 """
     operations, at_most = run(code)
@@ -240,7 +240,7 @@ def test_short_graphs_are_looked_into_whole_again_and_again(run: Run) -> None:
     code = f"""{_LOOK}{_SHORT}
 found = []
 for _ in range(3):
-    facts = scan(Notebook(None, {{"losses": losses, "w": w}})).facts
+    facts = scan(Notebook(shell=None, namespace={{"losses": losses, "w": w}})).facts
     found.append([facts.unwalked is None, sum(node.kind == "graph" for node in facts.graph.nodes), len(facts.graph.storages)])
 print(json.dumps(found))
 """

@@ -129,12 +129,12 @@ def test_an_odd_object_is_read_as_far_as_it_can_be(name: str) -> None:
     make, nbytes = _READ[name]
     names = {"thing": make(), "keep": torch.ones(7)}
 
-    facts = scan(Notebook(None, names)).facts
+    facts = scan(Notebook(shell=None, namespace=names)).facts
 
     assert 0 <= _reached(facts) - nbytes <= 32, _reached(facts)  # besides it, what torch keeps on its sizes
     assert [each.type_name for each in facts.unread] == (["Tensor"] if name == "oneDNN" else [])
     assert nbguard.plan("keep", namespace=names).promised == 28
-    held = WeakLook(Notebook(None, names)).holdings(names["thing"])
+    held = WeakLook(Notebook(shell=None, namespace=names)).holdings(names["thing"])
     assert sum(fact.nbytes for fact, _ in held.storages) <= _reached(facts)
     try:
         nbguard.why("thing", namespace=names)
@@ -154,7 +154,7 @@ def test_an_object_that_cannot_be_read_costs_one_row(monkeypatch: pytest.MonkeyP
 
     report = nbguard.report(namespace=names)
 
-    assert scan(Notebook(None, names)).facts.unread == (UnreadFact("ndarray", 2), UnreadFact("Tensor", 1))
+    assert scan(Notebook(shell=None, namespace=names)).facts.unread == (UnreadFact("ndarray", 2), UnreadFact("Tensor", 1))
     assert next(finding.sentence for finding in report.findings if finding.kind == "left_out").startswith("3 objects were not")
     rows = {holder.label: holder.retained for device in report.devices for holder in device.holders}
     assert (rows["tensor"], rows["keep"]) == (4000, 28)

@@ -34,7 +34,7 @@ class Box:
 
 def _release(names: dict[str, Any], *targets: str) -> tuple[dict[str, int], Outcome]:
     """Delete targets as `%reset_gpu` does; return the bytes that each holder had before, and the outcome."""
-    notebook = Notebook(None, names)
+    notebook = Notebook(shell=None, namespace=names)
     seen = scan(notebook)
     request = Request(targets=resolve_targets(targets, names, {}, {}))
     rows = {row.label: row.retained for row in holders(seen.facts.graph)}
@@ -141,7 +141,7 @@ def test_a_jagged_tensor_is_not_asked_for_its_size() -> None:
     """It would note the answer in itself."""
     names = {"ragged": torch.nested.nested_tensor([torch.ones(500), torch.ones(600)], layout=torch.jagged)}
 
-    scanned = scan(Notebook(None, names)).facts
+    scanned = scan(Notebook(shell=None, namespace=names)).facts
 
     assert "_sym_sizes_capsule" not in vars(names["ragged"])
     assert [root.what for root in scanned.graph.roots if root.label == "ragged"] == ["NestedTensor nested of 2 float32"]
@@ -171,7 +171,7 @@ def test_nobody_looks_for_other_holders_of_what_is_in_use(library: types.ModuleT
     library.__dict__["registry"] = [names["net"]]
     library.__dict__["cache"] = [names["kept"]]
 
-    facts = scan(Notebook(None, names, in_use={"net"})).facts
+    facts = scan(Notebook(shell=None, namespace=names, in_use={"net"})).facts
 
     assert {root.label for root in facts.graph.roots} == {"net", "kept", "library_of_this_test.cache"}
 
@@ -196,7 +196,7 @@ def test_a_registry_that_a_class_has_is_the_classes_alone(library: types.ModuleT
     names = {"log": train} if has_name else {}
     del logger, train, registry, Logger
 
-    facts = scan(Notebook(None, names)).facts
+    facts = scan(Notebook(shell=None, namespace=names)).facts
 
     assert [root.label for root in facts.graph.roots] == [*names, "library_of_this_test.Logger"]
 
@@ -234,7 +234,7 @@ def test_a_holder_without_names_that_both_searches_meet_is_no_holder_of_the_user
     gc.disable()
     try:
         names = {"net": _Loader(io.BytesIO(pickle.dumps(torch.nn.Linear(250, 200)))).load()}
-        labels = {root.label for root in scan(Notebook(None, names)).facts.graph.roots}
+        labels = {root.label for root in scan(Notebook(shell=None, namespace=names)).facts.graph.roots}
         _, outcome = _release(names, "net")
     finally:
         gc.enable()

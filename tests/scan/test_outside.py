@@ -298,7 +298,7 @@ def test_in_a_heap_of_millions_holders_are_followed_less_far_and_nothing_else_ch
     monkeypatch.setattr("nbguard.memory.scan.outside.region._FEWEST_PASSES", 1)
     monkeypatch.setattr("nbguard.memory.scan.outside.region._MOST_OBJECTS", most)
 
-    rows = {row.label: row.retained for row in holders(scan(Notebook(None, {})).facts.graph)}
+    rows = {row.label: row.retained for row in holders(scan(Notebook(shell=None, namespace={})).facts.graph)}
 
     assert {label: nbytes for label, nbytes in rows.items() if nbytes >= 200_000} == {
         "library_of_this_test.kept" if most > 1 else "libraries (list)": 200_000
@@ -374,11 +374,11 @@ def test_a_graph_is_no_library_once_an_optimizer_has_changed_what_it_saved(
     """PyTorch refuses to unpack such a tensor, also where an earlier scan did."""
     space: dict[str, Any] = {"torch": torch}
     exec(_AT_WORK.format(model, data), space)
-    scan(Notebook(None, space))
+    scan(Notebook(shell=None, namespace=space))
     exec(f"y = m({data}).sum(); y.backward(); opt.step(); opt.zero_grad(); del y", space)
     del space["torch"], space["__builtins__"]
     gc.collect()
-    rows = [row.label for row in holders(scan(Notebook(None, space)).facts.graph)]
+    rows = [row.label for row in holders(scan(Notebook(shell=None, namespace=space)).facts.graph)]
     outcome = nbguard.release(*names, namespace=space)
 
     assert not [label for label in rows if "libraries" in label]

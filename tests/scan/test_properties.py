@@ -41,7 +41,7 @@ def _only_what_is_made_here() -> Iterator[None]:
 
 def _release(names: dict[str, Any], *targets: str) -> tuple[dict[frozenset[str], int], Outcome]:
     """Do what `nbguard.release` does, but for what it does first: to look at frozen objects too. Return who held what, too."""
-    notebook = Notebook(None, names)
+    notebook = Notebook(shell=None, namespace=names)
     seen = scan(notebook)
     request = Request(targets=resolve_targets(targets, names, {}, {}))
     return _held(seen.facts), apply(plan_cleanup(seen.facts, request), notebook, seen).outcome
@@ -100,7 +100,7 @@ def test_memory_that_c_holds_for_somebody_is_shared_with_what_cannot_be_seen() -
     """`from_numpy` keeps the array, and with it the tensor that owns the memory, in C: neither is said to hold it alone."""
     names = {"it": torch.from_numpy(torch.ones(999).numpy())}
 
-    (row,) = [row for row in holders(scan(Notebook(None, names)).facts.graph) if row.retained]
+    (row,) = [row for row in holders(scan(Notebook(shell=None, namespace=names)).facts.graph) if row.retained]
 
     assert (row.label, row.kind, row.retained) == ("it + libraries (Tensor)", "shared", 3996)
 

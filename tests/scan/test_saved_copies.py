@@ -43,7 +43,7 @@ def test_a_name_frees_the_copies_that_its_graph_keeps(mode: str) -> None:
     with MODES[mode]():
         names["loss"] = _activations()
 
-    rows = {row.label: row.retained for row in holders(scan(Notebook(None, names)).facts.graph)}
+    rows = {row.label: row.retained for row in holders(scan(Notebook(shell=None, namespace=names)).facts.graph)}
     outcome = nbguard.release("loss", namespace=names)
 
     assert rows["loss"] == 3 * _BYTES + 4

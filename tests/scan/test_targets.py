@@ -177,7 +177,7 @@ def test_a_part_that_cannot_be_deleted_is_refused_with_what_can(text: str, whole
     names = {"fixed": (many, 1), "runs": {"pair": Pair((many[0], 1), 1)}, "frozen": _Frozen(many), "box": _Box(many)}
     names["table"] = table = numpy.empty(2, dtype=object)
     table[:] = [1, [torch.ones(1000)]]
-    notebook = Notebook(None, names)
+    notebook = Notebook(shell=None, namespace=names)
 
     if not whole:
         assert targets_of([text], notebook)

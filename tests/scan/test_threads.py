@@ -48,7 +48,7 @@ def end() -> Iterator[threading.Event]:
 
 
 def _roots() -> list[Root]:
-    return [root for root in scan(Notebook(None, {})).facts.graph.roots if root.kind == "library"]
+    return [root for root in scan(Notebook(shell=None, namespace={})).facts.graph.roots if root.kind == "library"]
 
 
 def test_a_call_in_hand_is_the_threads(end: threading.Event) -> None:

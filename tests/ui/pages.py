@@ -58,6 +58,8 @@ _WIDENED = """width => {
 _LAB_WIDTH = 245
 """Pixels that JupyterLab gives to a panel of its own accord."""
 
+_PLACE = "data-windowed-list-index"
+"""The attribute of a cell with its number in the notebook."""
 _NAME = "(one.getAttribute('aria-label') || one.textContent || one.tagName).trim().replace(/\\s+/g, ' ')"
 _CAN_BE_PRESSED = "one.checkVisibility({ visibilityProperty: true }) && !one.disabled"
 _NAMES = f"view => [...view.querySelectorAll('button')].filter(one => {_CAN_BE_PRESSED}).map(one => {_NAME})"
@@ -170,7 +172,7 @@ class Tab:
 
     def wait_until_connected(self) -> None:
         """Return when the notebook is shown and its kernel connected."""
-        self.page.locator(f"{_IN_FRONT} .jp-Cell").first.wait_for()
+        self.page.locator(f"{_IN_FRONT} .jp-Cell:visible").first.wait_for()
         self.page.evaluate(_CONNECTED)
 
     def restart_kernel(self) -> None:
@@ -189,13 +191,34 @@ class Tab:
     # --- the notebook ----------------------------------------------------------------------------------------------------
 
     def cell(self, number: int) -> Locator:
-        return self.page.locator(f"{_IN_FRONT} .jp-CodeCell").nth(number)
+        """Return a cell by its number in the notebook. JupyterLab 4.4 has only those in view on the page."""
+        return self.page.locator(f"{_IN_FRONT} .jp-CodeCell[{_PLACE}='{number}']")
+
+    def scroll_to(self, number: int) -> None:
+        """Turn the wheel until the beginning of a cell is in view."""
+        cell, first = self.cell(number), self.page.locator(f"{_IN_FRONT} .jp-CodeCell:visible").first
+        notebook = self.page.locator(f"{_IN_FRONT} .jp-WindowedPanel-outer")
+        notebook.hover()
+
+        def is_in_view() -> bool:
+            box = cell.bounding_box() if cell.count() else None  # it would be waited for
+            around = notebook.bounding_box()
+            assert around
+            above = int(first.get_attribute(_PLACE) or 0) - number if box is None else around["y"] - box["y"]
+            if box is not None and above <= 0 and box["y"] < around["y"] + around["height"] - 50:
+                return True
+            self.page.mouse.wheel(0, -150 if above > 0 else 150)
+            return False
+
+        wait_until(is_in_view, f"cell {number} to be scrolled to")
 
     def prompt(self, number: int) -> str:
         return self.cell(number).locator(".jp-InputPrompt").inner_text().strip()
 
     def start(self, number: int) -> None:
         """Run a cell by keyboard, and return when it runs or has run."""
+        if not self.cell(number).is_visible():
+            self.scroll_to(number)
         before = self.prompt(number)
         self.cell(number).locator(".cm-content").click(position={"x": 4, "y": 4})  # a long line goes on below the panel
         self.page.keyboard.press("Control+Enter")

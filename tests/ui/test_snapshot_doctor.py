@@ -81,6 +81,18 @@ class Doctor:
         self.page.press("#event", "Enter")
         expect(self.page.locator("#time")).to_have_attribute("data-event", str(event), timeout=_SECONDS)
 
+    def compare(self, before: Path, event: str, after: Path, to: str) -> str:
+        """Compare moments of two files; return the text."""
+        page = self.page
+        page.select_option("#before", label=before.name)
+        page.select_option("#after", label=after.name)
+        page.fill("#before-event", event)
+        page.fill("#after-event", to)
+        page.locator("#compare pre").evaluate("place => { place.textContent = ''; }")
+        page.click("#compare-now")
+        expect(page.locator("#compare pre")).not_to_have_text("", timeout=_SECONDS)
+        return self.text("compare")
+
     @property
     def error(self) -> str:
         return self.page.locator("#error").text_content() or ""
@@ -150,21 +162,13 @@ def test_the_text_is_that_of_the_command_line(doctor: Doctor, tmp_path: Path, ca
         assert doctor.text("time") == _said(["map", str(file), "--at", "peak"], capsys), file.name
 
 
-def test_two_moments_and_two_files_are_compared(doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = (snapshot_file(tmp_path, name, beside=False) for name in ("2.13.0_118", "2.13.0_121"))
+def test_two_moments_and_two_files_are_compared(
+    doctor: Doctor, two: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = two
     doctor.open(first)
     doctor.open(second)
-    page = doctor.page
-
-    def compare(before: Path, event: str, after: Path, to: str) -> str:
-        page.select_option("#before", label=before.name)
-        page.select_option("#after", label=after.name)
-        page.fill("#before-event", event)
-        page.fill("#after-event", to)
-        page.locator("#compare pre").evaluate("place => { place.textContent = ''; }")
-        page.click("#compare-now")
-        expect(page.locator("#compare pre")).not_to_have_text("", timeout=_SECONDS)
-        return doctor.text("compare")
+    compare = doctor.compare
 
     assert compare(first, "", second, "") == _said(["diff", str(first), str(second)], capsys)
     assert compare(first, "peak", second, "300") == _said(
@@ -247,6 +251,13 @@ def test_a_file_that_breaks_python_is_opened_once_more_in_a_new_one(doctor: Doct
     assert doctor.error == ""
 
 
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    """Two files to compare."""
+    first, second = (snapshot_file(tmp_path, name, beside=False) for name in ("2.13.0_118", "2.13.0_121"))
+    return first, second
+
+
 @pytest.mark.slow
 def test_a_file_that_is_nested_too_deep_is_refused_and_the_others_stay_open(doctor: Doctor, tmp_path: Path) -> None:
     """In a browser Python's own guards against deep nesting do not hold."""
@@ -264,14 +275,29 @@ def test_a_file_that_is_nested_too_deep_is_refused_and_the_others_stay_open(doct
         expect(doctor.page.locator("#before option")).to_have_count(opened)
 
 
+_DEEP = {
+    "as a key": b"\x80\x02}N" + b"\x85" * (1 << 21) + b"Ns.",
+    "and cut": pickle.dumps(small() | {"padding": "x" * (1 << 21)}, 2).removesuffix(b"u.") + b"N" + b"\x85" * 50_000,
+}
+"""Large pickles with a deep value, which Python's own unpickler hashes, or frees, before anything can look at it."""
+
+
 @pytest.mark.slow
-def test_a_file_that_overflows_the_stack_of_the_page_gets_a_sentence(doctor: Doctor, tmp_path: Path) -> None:
-    """Python's own unpickler hashes a key before anything can look at it: Python dies, and the next file has a new one."""
+@pytest.mark.parametrize("place", _DEEP)
+def test_a_file_that_overflows_the_stack_of_the_page_gets_a_sentence_and_the_others_stay_open(
+    doctor: Doctor, two: tuple[Path, Path], place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python dies, and a new one opens the others again when they are asked for."""
     deep = tmp_path / "deep.pickle"
-    deep.write_bytes(b"\x80\x02}N" + b"\x85" * (1 << 21) + b"Ns.")
+    deep.write_bytes(_DEEP[place])
+    for file in two:
+        doctor.open(file)
+    opened = doctor.page.locator("#before option").count()
 
     doctor.open(deep)
-    assert "needs more than a browser" in doctor.error
+    assert doctor.error.startswith("deep.pickle needs more than a browser’s tab can give it")
+    expect(doctor.page.locator("#before option")).to_have_count(opened)
+    assert doctor.compare(two[0], "", two[1], "") == _said(["diff", *map(str, two)], capsys)
     doctor.open(ROOT / "notebooks" / "out_of_memory.pickle")
     assert doctor.error == ""
     _forgive_deaths(doctor)

@@ -135,7 +135,7 @@ def begin():
     """Load nbguard, and open a panel."""
     global states, plans
     run(PRELUDE); run("%load_ext nbguard")
-    session, notebook = session_of(shell), lambda: Notebook(shell, shell.user_ns)
+    session, notebook = session_of(shell), lambda: Notebook(shell=shell, namespace=shell.user_ns)
     of_session = session.notices.current, session.memory.recall_card
     states = MemoryStates(notebook, f"boot {random.random()}", lambda: (shell.execution_count, None), *of_session)
     plans = Plans(notebook)

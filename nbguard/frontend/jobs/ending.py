@@ -54,7 +54,7 @@ def _failure(error: BaseException, *, is_oom: bool) -> tuple[RankFailure, dict[s
     """Return the failure, and the file and the line in it, where they are known."""
     found = find_in_chain(error) if is_oom else None
     raised = error if found is None else found[0]
-    notebook = Notebook(None, sys.modules["__main__"].__dict__, failed=error)
+    notebook = Notebook(shell=None, namespace=sys.modules["__main__"].__dict__, failed=error)
     card = build_card(scan(notebook).analysis) if is_oom and "torch" in sys.modules else None
     rank, world, launcher, job = place_of_process(os.environ)
     sites, place = Sites(), _users_line(raised)

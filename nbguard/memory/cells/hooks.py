@@ -109,7 +109,7 @@ class CellScan:
         if self.last is None:
             from nbguard.memory.scan.scan import Notebook, timed_scan
 
-            self.last = timed_scan(Notebook(self._shell, self._shell.user_ns))
+            self.last = timed_scan(Notebook(shell=self._shell, namespace=self._shell.user_ns))
         return self.last
 
     def replace(self, after: TimedScan | None) -> None:

@@ -14,7 +14,7 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nbguard.cell_names import cell_names
@@ -64,7 +64,7 @@ class Ledger:
         self._counters = counters
         self._before: Reading | None = None
         self._last: Reading | None = None
-        self._seen: Reading | None = None
+        self._seen = SeenMemory()
         self._known: CellHoldings = NOTHING
         self._slow = 0.0  # seconds of the last scan, once it is too slow
         self._slow_looks = 0
@@ -85,11 +85,11 @@ class Ledger:
         self.shows, self._slow, self._slow_looks = on, 0.0, 0
         reading = self._counters.read_now()
         if reading is not None and self._looks(reading):
-            self._known = self._look(timed_scan(Notebook(self._shell, self._shell.user_ns)))[0]
+            self._known = self._look(timed_scan(Notebook(shell=self._shell, namespace=self._shell.user_ns)))[0]
             reading = self._counters.read_now()
         elif not on:
             self._known = NOTHING
-        self._seen = reading
+        self._note(reading)
 
     def before(self) -> None:
         """Read the counters."""
@@ -101,7 +101,7 @@ class Ledger:
         if reading is None:
             return
         record = CellRecord(cell=cell.number, raised=cell.raised, devices=self._changes(reading))
-        if reading.differs(self._seen) or is_rebound(self._known.names, self._shell.user_ns):
+        if self._seen.has_changed(reading, Notebook(shell=self._shell, namespace=self._shell.user_ns)):
             record, reading = self._explain(record, reading, cell)
         self._before, self._last = None, reading
         self._records.append(record)
@@ -119,16 +119,21 @@ class Ledger:
 
     def _explain(self, record: CellRecord, reading: Reading, cell: CellFact) -> tuple[CellRecord, Reading]:
         """Return the record with the holders of memory that came, went or became stale, and the counters after the scan."""
-        former, self._seen = self._seen, reading
         if not self._looks(reading):
+            former = self._seen.reading
+            self._note(reading)
             return self._unseen(record, reading, former), reading
         holdings, seconds = self._look(cell.scan.get())
         came, went, stale = compare(self._known, holdings)
         if not reading.devices:
             record = replace(record, devices=(DeviceChange(device="cpu", before=self._known.on_cpu, after=holdings.on_cpu),))
-            self._seen = reading = self._counters.read_now() or reading  # the scan's own leftovers on the heap are no change
+            reading = self._counters.read_now() or reading  # the scan's own leftovers on the heap are no change
         self._known = holdings
+        self._note(reading)
         return replace(record, came=came, went=went, stale=stale, seconds=seconds), reading
+
+    def _note(self, reading: Reading | None) -> None:
+        self._seen = SeenMemory(reading, self._known.names, bindings_of(self._shell.user_ns))
 
     def _unseen(self, record: CellRecord, reading: Reading, former: Reading | None) -> CellRecord:
         unseen = f"a scan takes {self._slow:.1f} s here" if self._slow and self.shows else ""
@@ -165,6 +170,35 @@ def bindings_of(namespace: Mapping[str, Any]) -> frozenset[tuple[str, int]]:
     return frozenset(
         (name, id(value)) for name, value in list(namespace.items()) if type(name) is str and type(value) not in _HOLD_NO_TENSOR
     )
+
+
+@dataclass(slots=True)
+class SeenMemory:
+    """The memory at a scan, by counters and names, which tell without another one whether it may have changed since."""
+
+    reading: Reading | None = None  # of the counters; None if there were none
+    names: Mapping[str, int] = field(default_factory=dict)  # that lead to memory, each with its object's id
+    bound: frozenset[tuple[str, int]] = frozenset()  # all names that may hold tensors, as of `bindings_of`
+
+    def has_changed(self, reading: Reading, notebook: Notebook) -> bool:
+        """Say whether memory may have changed, by the counters and names of now.
+
+        Where no allocator counts, tensors may be too small for the counter of the process: a name that was bound to a new
+        object with any is a change, too.
+        """
+        if reading.differs(self.reading) or is_rebound(self.names, notebook.namespace):
+            return True
+        return not reading.devices and self._has_new_tensors(notebook)
+
+    def _has_new_tensors(self, notebook: Notebook) -> bool:
+        """Say whether a name leads to tensors and has a new object. Beside a running cell any new object counts."""
+        bound = bindings_of(notebook.namespace)
+        new = {name for name, _ in bound - self.bound}
+        look = WeakLook(notebook)
+        if new and (notebook.is_running or any(look.holdings(notebook.namespace[name]).storages for name in new)):
+            return True
+        self.bound = bound
+        return False
 
 
 # --- Names that a cell binds to a part of another name's object, e.g. `m = learn.model`. Deleting one surprises nobody.

@@ -151,7 +151,7 @@ class NoticeWatch:
     def _scan(self) -> Analysis:
         from nbguard.memory.scan.scan import Notebook, scan
 
-        return scan(Notebook(self._shell, self._shell.user_ns)).analysis
+        return scan(Notebook(shell=self._shell, namespace=self._shell.user_ns)).analysis
 
     def _views(self) -> dict[str, int]:
 
@@ -195,7 +195,7 @@ class NoticeWatch:
         from nbguard.memory.cells.repeats import Repeats
         from nbguard.memory.scan.scan import Notebook
 
-        return NameWatch(Notebook(self._shell, self._shell.user_ns)), Repeats(self._counters)
+        return NameWatch(Notebook(shell=self._shell, namespace=self._shell.user_ns)), Repeats(self._counters)
 
     def after(self, cell: CellFact) -> None:
         """Compare the names with those before it; where one has gone and its memory has not, see who holds it."""

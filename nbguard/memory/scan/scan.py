@@ -29,6 +29,7 @@ from nbguard.memory.scan.heap.unwalked import exported_storages
 from nbguard.memory.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
 from nbguard.memory.scan.learners import describe, gradient_calls, learner_facts
 from nbguard.memory.scan.libraries import known_leaks_of
+from nbguard.memory.scan.oom.failed_runs import unbound_names
 from nbguard.memory.scan.oom.last_error import oom_fact
 from nbguard.memory.scan.outside.referrers import other_holders
 from nbguard.memory.scan.outside.unreached import orphan_roots
@@ -60,7 +61,7 @@ _WORTH_A_CLIMB = 0.01
 """Share of the bytes found that must be unexplained before holders in libraries are searched for (promise: 99 % named)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Notebook:
     """The place where names live: an IPython shell, or, in a script, just a namespace.
 
@@ -83,8 +84,12 @@ class Notebook:
         """Return the running IPython session, or the script's `__main__` (or `namespace`)."""
         shell = running_shell() if namespace is None else None
         return cls(
-            shell,
-            shell.user_ns if shell is not None else namespace if namespace is not None else sys.modules["__main__"].__dict__,
+            shell=shell,
+            namespace=shell.user_ns
+            if shell is not None
+            else namespace
+            if namespace is not None
+            else sys.modules["__main__"].__dict__,
         )
 
     @property
@@ -309,7 +314,7 @@ def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
     shown = [(label, value) for label, value in places if value is not None and not (type(value) is str and not value)]
     words = partial(describe, kinds=kinds, unread=walk.unread)
     return [
-        *user_roots(notebook.namespace, notebook.hidden, out, Cells(notebook.inputs), words),
+        *user_roots(notebook.namespace, notebook.hidden, out, Cells(notebook.inputs, unbound_names()), words),
         *module_roots(walk.referents, notebook.namespace),
         *running_roots(None if failed is None else get_ident()),
         *output_roots(shown, out, words),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
 
+from nbguard.memory.core.facts import Unavailable
 from nbguard.render.text import blocks_text
+from nbguard.training.profiler.analysis.fit_report import build_fit_report
 from nbguard.training.profiler.analysis.loader_advice import starting_less
 from nbguard.training.profiler.analysis.loader_verdict import verdict
-from nbguard.training.profiler.analysis.observations import first_steps
+from nbguard.training.profiler.analysis.observations import FitObservations, first_steps
 from nbguard.training.profiler.analysis.report import EpochRow, FitFinding, TimeRow, Timing
 from nbguard.training.profiler.analysis.slowest import (
     FetchCall,
@@ -26,6 +29,7 @@ from nbguard.training.profiler.analysis.slowest import (
     steps,
 )
 from nbguard.training.profiler.analysis.time import phase_log
+from nbguard.training.profiler.analysis.time.phase_log import Boundary, PhaseLog
 from nbguard.training.profiler.checks.syncs import SyncFacts, SyncSite, sync_findings
 from nbguard.training.profiler.render.fit import loader_blocks
 from nbguard.units import MiB
@@ -351,17 +355,47 @@ def test_workers_of_two_loaders_are_said_once_and_cost_no_more_than_the_fit() ->
 
 
 @pytest.mark.parametrize(
-    ("loaders", "says", "not_this"),
+    ("loaders", "says", "not_this", "alone"),
     [
-        ((loader(2, iterators=3),), "`persistent_workers=True`, which starts them once", "make the loader once"),
-        ((loader(4, iterators=1), loader(4, iterators=1), loader(4, iterators=1)), "make the loader once", "starts them once"),
-        ((loader(2, iterators=1),), "fewer workers", "persistent"),
-        ((loader(2, iterators=3, persistent=True),), "fewer workers", "persistent"),
+        (
+            (loader(2, iterators=3),),
+            "`persistent_workers=True`, which starts them once",
+            "make the loader once",
+            "`persistent_workers=True`, which starts them once",
+        ),
+        (
+            (loader(4, iterators=1), loader(4, iterators=1), loader(4, iterators=1)),
+            "make the loader once",
+            "starts them once",
+            "make the loader once, before the epochs, with `persistent_workers=True`",
+        ),
+        ((loader(2, iterators=1),), "fewer workers", "persistent", ""),
+        ((loader(2, iterators=3, persistent=True),), "fewer workers", "persistent", ""),
     ],
 )
-def test_what_helps_against_the_start_of_workers(loaders: tuple[LoaderFacts, ...], says: str, not_this: str) -> None:
-    assert says in starting_less(loaders)
-    assert not_this not in starting_less(loaders)
+def test_what_helps_against_the_start_of_workers(
+    loaders: tuple[LoaderFacts, ...], says: str, not_this: str, alone: str
+) -> None:
+    assert says in starting_less(loaders, is_waiting=False)
+    assert not_this not in starting_less(loaders, is_waiting=False)
+    assert starting_less(loaders, is_waiting=True) == alone
+
+
+@pytest.mark.parametrize(("wait", "bound", "advised"), [(70, "data", []), (1, "compute", ["fewer workers"])])
+def test_a_fit_that_waits_for_its_data_is_not_asked_to_have_fewer_workers(wait: int, bound: str, advised: list[str]) -> None:
+    phases = [(phase_log.WORKERS, 800), *[(phase_log.WAIT, wait), (phase_log.FORWARD, 10), (phase_log.BACKWARD, 20)] * 20]
+    log = PhaseLog(
+        start=0,
+        codes=[phase_log.ALL.index(phase) for phase, _ in phases],
+        times=[*accumulate(length * MS for _, length in phases)],
+        labels=phase_log.ALL,
+        boundaries=tuple(Boundary(1 + 3 * batch, "batch", 1) for batch in range(20)),
+    )
+    loaders = (replace(loader(2, iterators=1), start=0),)
+    report = build_fit_report(FitObservations(log=log, loaders=loaders, memory=Unavailable("memory", "of no matter here")))
+
+    assert report.loader.bound == bound
+    assert [finding.change for finding in report.findings if finding.kind == "workers start"] == advised
 
 
 @pytest.mark.parametrize("number", range(60))

@@ -21,12 +21,14 @@ from nbguard.training.profiler.analysis.time.batches import (
 from nbguard.training.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 from nbguard.training.profiler.analysis.time.stacks import StackSamples
 
-KINDS: tuple[BoundaryKind, ...] = ("batch", "end", "loss", "step", "fit", "disturbed")
+KINDS: tuple[BoundaryKind, ...] = ("batch", "end", "loss", "step", "fit", "disturbed", "cut")
 SHORT = {"w": phases.WAIT, "f": phases.FORWARD, "b": phases.BACKWARD, "s": phases.STEP, "o": phases.OTHER, "n": phases.OWN}
 
 
 def log(words: str) -> PhaseLog:
-    """Return a log: `w3` waits 3 ns, `>1` the next batch of loader 1, `/1` its end, `|` a step, `L` a loss, `!` disturbed."""
+    """Return a log: `w3` waits 3 ns, `>1` the next batch of loader 1, `/1` its end, `|` a step, `L` a loss, `!` disturbed,
+    `X` cut.
+    """
     labels = tuple(dict.fromkeys(SHORT.values()))
     codes, times, boundaries, now = [], [], [], 100
     for word in words.split():
@@ -36,7 +38,7 @@ def log(words: str) -> PhaseLog:
             codes.append(labels.index(SHORT[kind]))
             times.append(now)
         else:
-            boundary: BoundaryKind = {">": "batch", "/": "end", "|": "step", "!": "disturbed", "L": "loss"}[kind]  # type: ignore[assignment]
+            boundary: BoundaryKind = {">": "batch", "/": "end", "|": "step", "!": "disturbed", "L": "loss", "X": "cut"}[kind]  # type: ignore[assignment]
             boundaries.append(Boundary(len(codes), boundary, int(rest or 0)))
     return PhaseLog(start=100, codes=codes, times=times, labels=labels, boundaries=tuple(boundaries))
 
@@ -110,8 +112,8 @@ def test_two_loaders_side_by_side_are_one_loop() -> None:
 def test_a_first_batch_taken_to_look_at_is_no_loop_around_the_fit() -> None:
     words = ">1 w1 o2 >2 w1 b1 >2 w1 b1 >2 w1 /2 o50"
 
-    assert told(words) == [(1, {"w": 1, "o": 2}, False), (2, {"w": 1, "b": 1}, True), (2, {"w": 1, "b": 1}, True)]
-    assert outside(words) == {"w": 1, "o": 50}
+    assert told(words) == [(2, {"w": 1, "b": 1}, True), (2, {"w": 1, "b": 1}, True)]
+    assert outside(words) == {"w": 2, "o": 52}
 
 
 def test_a_loop_that_was_left_inside_another() -> None:
@@ -173,6 +175,25 @@ def test_an_error_leaves_a_batch_that_counts_but_is_no_measure() -> None:
     assert timing.batches == 10
     assert (timing.step, timing.step_p95) == (10, 10)
     assert timing.wall == sum(row.total for row in timing.rows) == 9 * 10 + 502
+
+
+def test_the_first_batch_of_a_pass_that_an_error_cut_before_its_loss_was_to_train() -> None:
+    (batch,) = divide(log(">1 w1 f2 o3 X o9")).batches
+    (of_validation,) = divide(log(">1 w1 f2 o3")).batches
+
+    assert (batch.is_training, batch.is_complete) == (True, False)
+    assert not of_validation.is_training
+    timing = timing_of(divide(log(">1 w1 f2 o3 X o9")))
+    assert (timing.batches, [row.group for row in timing.rows]) == (1, ["batch"] * 3)
+    assert [batch.is_training for batch in divide(log(">1 w1 f2 >1 w1 f2 X")).batches] == [False, False]  # a validation
+    assert not divide(log("f2 o3 X")).batches
+
+
+def test_a_pass_that_was_left_before_anything_was_done_with_its_first_batch_is_none() -> None:
+    words = ">1 w1 o3"
+
+    assert told(words) == []
+    assert outside(words) == {"w": 1, "o": 3}
 
 
 def test_warm_up_and_disturbed_batches_are_left_out_of_medians() -> None:

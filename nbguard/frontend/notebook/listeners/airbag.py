@@ -74,7 +74,7 @@ class AirbagWatch:
         on, most = airbag_now(), watch.total()
         if on is None or not (most or on.spilled):
             return
-        notebook = Notebook(self._shell, self._shell.user_ns)
+        notebook = Notebook(shell=self._shell, namespace=self._shell.user_ns)
         moved, freed, reason = relieve(on, notebook, with_stale=not cell.raised)  # its error is still to be looked at
         left = on.spilled
         if max(most - watch.first, moved) < _SAID_FROM:

@@ -30,7 +30,7 @@ class AutoClean:
         if not cell.raised or "torch" not in sys.modules or self._shell.call_pdb or _is_traced():
             return
         seen = cell.scan.get()
-        cleaned = api.release_error_in(Notebook(self._shell, self._shell.user_ns), seen)
+        cleaned = api.release_error_in(Notebook(shell=self._shell, namespace=self._shell.user_ns), seen)
         if cleaned is not None:
             cell.scan.replace(cleaned.after)
             self._show(cleaned.outcome, cell.number)

@@ -54,7 +54,7 @@ class PathMatcher:
 
         number = self._shell.execution_count
         if self._seen[0] != number:
-            self._seen = number, scan(Notebook(self._shell, self._shell.user_ns)).facts.graph
+            self._seen = number, scan(Notebook(shell=self._shell, namespace=self._shell.user_ns)).facts.graph
         return self._seen[1]
 
 

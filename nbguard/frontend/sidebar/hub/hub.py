@@ -408,7 +408,7 @@ class Hub:
         """Return where the names live, and whether a cell runs while this thread looks."""
         from nbguard.memory.scan.scan import Notebook
 
-        return Notebook(self._shell, self._shell.user_ns, is_running=threading.get_ident() != self._thread)
+        return Notebook(shell=self._shell, namespace=self._shell.user_ns, is_running=threading.get_ident() != self._thread)
 
     def _ready(self) -> RequestHandler:
         """Return the worker; it is made when it is first needed, never in a thread of the kernel's channels."""

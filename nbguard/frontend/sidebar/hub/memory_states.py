@@ -13,7 +13,7 @@ from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state, i
 from nbguard.frontend.sidebar.protocol.rows import Rows, names_of_learners
 from nbguard.frontend.sidebar.protocol.state import MemoryState
 from nbguard.frontend.sidebar.protocol.ticks import LastLook
-from nbguard.memory.cells.name_watch import bindings_of, is_rebound
+from nbguard.memory.cells.name_watch import SeenMemory, bindings_of, is_rebound
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Counted, Reading
 from nbguard.memory.core.requests import RequestLimits
@@ -115,14 +115,12 @@ class MemoryStates:
         self._cells = cells
         self._boot = boot
         self._counters = Counters()
-        self._seen: Reading | None = None
+        self._seen = SeenMemory()
         self._is_taken_back = False
         self._was_beside = False
         self._has_other_error = False
         self._offered: TimedScan | None = None
         self._when_offered: Reading | None = None
-        self._bound = frozenset[tuple[str, int]]()  # names before the last scan, with the ids of their objects
-        self.names: dict[str, int] = {}
         self.learners: dict[int, str] = {}
         self.last: MemoryState = MemoryState(boot=boot, heap=0, t=time.time(), seconds=0.0)
         self.look_for_ticks: LastLook = LastLook()
@@ -135,20 +133,12 @@ class MemoryStates:
 
         After a scan during a running cell it is, as that cell had memory in its hands that has names now. After a cell that
         raised an error it is, as that error may be of memory, and the last one's memory may be nobody's now. So it is where
-        something was freed, though the same bytes may have been taken since, and where a name was bound to a new object
-        while no allocator counts, as that object's tensors may be too small for the counter of the process.
+        something was freed, though the same bytes may have been taken since.
         """
         if self._was_beside or self._has_other_error or self._is_taken_back or passed_run() != self._seen_passed:
             return True
         reading = self._counters.read()
-        if reading is None:
-            return False
-        namespace = self._notebook().namespace
-        return (
-            reading.differs(self._seen)
-            or is_rebound(self.names, namespace)
-            or (not reading.devices and not bindings_of(namespace) <= self._bound)
-        )
+        return reading is not None and self._seen.has_changed(reading, self._notebook())
 
     def look(self) -> bool:
         """Look at the heap; return whether it is another than before."""
@@ -175,10 +165,11 @@ class MemoryStates:
         if scan is None or not self._is_current(scan, notebook):
             scan = timed_scan(notebook)
         has_changed = self._take(scan, ended, during)
-        self._bound, self._has_other_error = bound, False
-        self._seen = self._counters.read()  # now that the scan's own memory is given back
+        self._has_other_error = False
+        after = self._counters.read()  # now that the scan's own memory is given back
+        self._seen = SeenMemory(after, names_of(scan.facts.graph), bound)
         self.look_for_ticks = LastLook(
-            heap=self.last.heap, cell=self.last.cell, counted=_counted(before, self._seen), limits=_limits(scan.analysis)
+            heap=self.last.heap, cell=self.last.cell, counted=_counted(before, after), limits=_limits(scan.analysis)
         )
         return has_changed
 
@@ -212,7 +203,7 @@ class MemoryStates:
 
     def _take(self, scan: TimedScan, cell: int | None, during: int | None) -> bool:
         """Take a scan; return whether the state is another than before."""
-        self.names, self.learners = names_of(scan.facts.graph), names_of_learners(scan.facts)
+        self.learners = names_of_learners(scan.facts)
         is_first, self.analysis = self.rows is None, scan.analysis
         self._recall(scan.analysis)
         self._seen_passed = passed_run()

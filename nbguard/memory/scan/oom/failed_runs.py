@@ -1,4 +1,4 @@
-"""Runs of cells that ran out of memory, their needs by an earlier run of the same source, and the counters at their start."""
+"""Runs of cells that failed: those that ran out of memory, with the counters at their start, and the names that none bound."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import types
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+from nbguard.cell_names import cell_names
 from nbguard.memory.core.oom_facts import AllocatorCounts, EarlierFailure, Growing, OomFact, OomNote
 from nbguard.memory.scan.devices.cuda import nested_stats
 from nbguard.memory.scan.heap.kinds import Types, mro_of, namespace_of
@@ -42,6 +43,7 @@ class _Latest:
     lacking: tuple[int, str] | None = None  # number and id of the last cell that ran out of memory
     passed: tuple[int, ...] = ()  # that number, and the number of the cell's successful run since
     outlived: int | None = None  # that number, once another cell that got memory of a device has run through
+    unbound: ClassVar[dict[int, frozenset[str]]] = {}  # names that a failed cell was to bind and did not, by its number
 
 
 def note_start(cell: int, namespace: dict[str, Any], simulated: Mapping[str, AllocatorCounts]) -> None:
@@ -66,6 +68,22 @@ def keep_start(namespace: dict[str, Any]) -> None:
     if _Latest.start is not None:
         ended = {name: id(value) for name, value in namespace.items() if type(name) is str}
         _Latest.failed = replace(_Latest.start, ended=ended)
+
+
+def note_error(cell: int, inputs: Sequence[str], namespace: dict[str, Any]) -> None:
+    """Note the names that cell number `cell`, which failed, did not come to bind, as they have the objects of its start."""
+    start = start_of(cell)
+    source = inputs[cell] if start is not None and cell < len(inputs) else ""
+    names = cell_names(source)
+    if start is not None and names is not None:
+        _Latest.unbound[cell] = frozenset(
+            name for name in names.bound if name in start.names and start.names[name] == id(namespace.get(name))
+        )
+
+
+def unbound_names() -> Mapping[int, frozenset[str]]:
+    """Return the names that each failed cell was to bind and did not, by the cell's number."""
+    return _Latest.unbound
 
 
 def note_failure(cell: int, cell_id: str) -> None:
@@ -108,6 +126,7 @@ def forget_start() -> None:
     """Keep no beginning any more, and no outcome."""
     _Latest.start = _Latest.failed = _Latest.lacking = _Latest.outlived = None
     _Latest.passed = ()
+    _Latest.unbound.clear()
 
 
 def counts_of(stats: dict[str, Any]) -> AllocatorCounts:

@@ -426,8 +426,8 @@ def _global_name(module: str, namespace: Any, obj: Any) -> str:
 def other_holders(walk: Walk, roots: list[Rooted], names: Set[str]) -> list[Rooted]:
     """Return a root for each holder of an object that names lead to, where the walk has not met it.
 
-    None where part of the heap was left out, as its references cannot be told from others'. Objects that `roots` of running
-    code and of registries lead to are in use anyway, as are those of `names`, so that other holders don't matter.
+    None where part of the heap was left out, as its references cannot be told from others'. Objects of `names`, and those that
+    `roots` of running code and of registries lead to, are in use anyway, so that other holders don't matter.
     """
     if walk.rest is not None:
         return []

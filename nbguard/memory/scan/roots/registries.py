@@ -15,7 +15,7 @@ import signal
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +145,14 @@ def module_roots(referents: Referents, namespace: dict[str, Any]) -> list[LiveRo
 
 
 class Cells:
-    """The cells that bound each name last, read from the inputs of the session (IPython's `In`)."""
+    """The cells that bound each name last, read from the inputs of the session (IPython's `In`).
 
-    def __init__(self, inputs: list[str]) -> None:
+    `unbound`: the names that a cell did not come to bind as it failed, by its number.
+    """
+
+    def __init__(self, inputs: list[str], unbound: Mapping[int, frozenset[str]] | None = None) -> None:
         self._inputs = inputs
+        self._unbound = unbound or {}
         self._bound: dict[str, int] | None = None
 
     def birth(self, name: str) -> int | None:
@@ -157,7 +161,8 @@ class Cells:
             self._bound = {}
             for number, source in enumerate(self._inputs):
                 names = cell_names(source) if type(source) is str else None
-                self._bound |= dict.fromkeys(names.bound, number) if names is not None else {}
+                if names is not None:
+                    self._bound |= dict.fromkeys(names.bound - self._unbound.get(number, frozenset()), number)
         return self._bound.get(name)
 
 

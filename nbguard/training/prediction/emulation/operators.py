@@ -234,7 +234,7 @@ _GEMMS = frozenset(
     )
     if hasattr(_aten, name)
 )
-"""Operators that call cuBLAS, and need a workspace: one that their thread keeps, or one for the call, as torch has it."""
+"""Operators that call cuBLAS, and need a workspace, which their thread keeps or which torch takes for each call."""
 _WITH_BIAS = frozenset({_aten.addmm.default, _aten._addmm_activation.default})
 """Those of them that may call cuBLASLt instead."""
 _CONVOLUTIONS = frozenset({_aten.convolution.default, _aten.convolution_backward.default})
@@ -304,7 +304,7 @@ class OperatorMode(LightMode):
 
     @property
     def workspaces(self) -> int:
-        """Return the bytes that torch keeps for cuBLAS to the end: a workspace for each thread that multiplies matrices."""
+        """Return the bytes of cuBLAS's workspaces that are kept to the end, one for each thread that multiplies matrices."""
         return sum(self._workspaces)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -348,7 +348,7 @@ class OperatorMode(LightMode):
         raise UnpredictableError(f"{func} needs real data, so the memory after it cannot be predicted ({reason})")
 
     def _take_workspaces(self, of_lt: int | None) -> None:
-        """Take cuBLAS's workspace, and that many bytes for cuBLASLt: instead of cuBLAS's where torch keeps neither."""
+        """Take cuBLAS's workspace and that many bytes for cuBLASLt, which does without cuBLAS's where torch keeps neither."""
         if not self._keeps_workspaces:
             with self._device.making(MemoryCategory.WORKSPACES):
                 self._device.died(self._device.born(of_lt or self.gpu.cublas_workspace, None, is_older=False))

@@ -511,8 +511,8 @@ class FitAnalysis:
     def _lost_time(self) -> Iterator[FitFinding]:
         """Yield the parts that take much time.
 
-        Parts with a finding of their own are left out: the start of workers, where the advice on loaders speaks of it, and
-        batches that are long as code is compiled again in them.
+        Parts with a finding of their own are left out: the start of workers, where the advice on loaders speaks of it or the
+        fit needs them, and batches that are long as code is compiled again in them.
         """
         compiled = sum(code.again for code in self.observations.of(CompileFacts).codes)
         observed, is_said = self.observations, any(finding.kind in _ON_STARTS for finding in self.loader.advice)
@@ -521,8 +521,8 @@ class FitAnalysis:
                 continue
             if finding.kind != "workers start":
                 yield finding
-            elif not is_said:
-                yield replace(finding, change=starting_less(observed.loaders))
+            elif not is_said and (change := starting_less(observed.loaders, is_waiting=self.loader.bound == "data")):
+                yield replace(finding, change=change)
 
     def _settings(self) -> Iterator[Setting]:
         training = training_loader(self.observations.loaders)

@@ -270,14 +270,18 @@ def _restarted(context: LoaderContext) -> Iterator[FitFinding]:
         yield replace(_finding("persistent_workers", what, evidence, change), total=total)
 
 
-def starting_less(loaders: Sequence[LoaderFacts]) -> str:
-    """Return what to do about workers whose start takes long, by how the loaders were used."""
+def starting_less(loaders: Sequence[LoaderFacts], *, is_waiting: bool) -> str:
+    """Return what to do about workers whose start takes long, by how the loaders were used; "" if there is nothing.
+
+    `is_waiting`: the fit waits for its data. Then it needs the workers that it has.
+    """
     started = [loader for loader in loaders if loader.workers]
     if any(loader.iterators > 1 and not loader.persistent for loader in started):
-        return "fewer workers, or `persistent_workers=True`, which starts them once"
+        return f"{'' if is_waiting else 'fewer workers, or '}`persistent_workers=True`, which starts them once"
     if any(sum(loader.is_training == other.is_training for other in started) > 1 for loader in started):
-        return "make the loader once, before the epochs, with `persistent_workers=True`; data in memory need no workers"
-    return "fewer workers"
+        once = "make the loader once, before the epochs, with `persistent_workers=True`"
+        return once if is_waiting else f"{once}; data in memory need no workers"
+    return "" if is_waiting else "fewer workers"
 
 
 def _copying(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:
@@ -306,7 +310,7 @@ def _first(context: LoaderContext) -> Iterator[FitFinding]:
     evidence = f"{format_time(loader.start)} until it was there, {format_time(context.step)} for a later one"
     why = f"start of {_workers(loader.workers)}" if loader.workers else "first access to the dataset"
     change = "do less in the dataset's `__init__` and its first `__getitem__`"
-    if loader.workers:
+    if loader.workers and not context.is_waiting:
         change += ", or use fewer workers"
     yield _finding("first batch", f"the first batch of an epoch is late: {why}", evidence, change)
 

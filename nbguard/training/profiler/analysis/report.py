@@ -15,7 +15,8 @@ from nbguard.training.runs.analysis.record import RunRecord
 
 Ending = Literal["complete", "error", "interrupted", "out of memory", "stopped at NaN"]
 Group = Literal["batch", "validation", "around"]
-"""`batch`: inside training batches. `validation`: batches without a backward pass. `around`: everything else."""
+"""`batch`: inside training batches. `validation`: batches without a backward pass, but for the first one of a training pass
+whose error came before it. `around`: everything else."""
 Bound = Literal["data", "transfer", "compute", "Python", "unknown"]
 
 
@@ -37,7 +38,7 @@ class EpochRow:
     """One pass over a loader: training, or validation if `is_training` is False."""
 
     number: int  # from 1, training and validation counted apart
-    is_training: bool  # False: no backward pass was seen in it
+    is_training: bool  # False: no backward pass was seen in it, and no error in its first batch with a model in training mode
     batches: int  # that the loader gave
     total: int  # nanoseconds of its batches, without nbguard itself
     wait: int  # nanoseconds of these spent waiting for data

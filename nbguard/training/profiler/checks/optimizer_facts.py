@@ -88,7 +88,7 @@ class OptimizersFacts:
     optimizers: tuple[OptimizerFacts, ...] = ()
     backwards: int = 0  # backward passes in the sampled batches
     clears_model: bool = False  # a model's own `zero_grad` was called: whose gradients went is then not known
-    unused: UnusedGradients | None = None  # None without any
+    unused: UnusedGradients | None = None  # None without any, and where the loop updates them itself
     untaught: tuple[str, ...] = ()  # parameters of models that were called, with gradients, that no optimizer has
     schedulers: tuple[
         tuple[str, int], ...
@@ -216,7 +216,8 @@ def _unused(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFin
         yield FitFinding(
             kind="unused gradients",
             severity="advice",
-            what=f"{counted(len(names), 'parameter')} get gradients that no optimizer uses: {shown}{more}",
+            what=f"{counted(len(names), 'parameter')} {'gets' if len(names) == 1 else 'get'} gradients that no optimizer uses: "
+            f"{shown}{more}",
             evidence=f"{unused.share:.0%} of all values with gradients",
             change=f"`requires_grad_(False)` for frozen parts, e.g. `model.{names[0].partition('.')[0]}`; parts that "
             "should learn belong in the optimizer",
@@ -239,7 +240,8 @@ def _in_place(facts: OptimizerFacts) -> Iterator[FitFinding]:
 
 
 def _never_steps(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFinding]:
-    if not facts.steps and not facts.changed and facts.cleared >= _ENOUGH and all_facts.backwards >= _ENOUGH:
+    is_unchanged = facts.unchanged and not facts.changed  # else it is updated by hand, or that is unknown
+    if not facts.steps and is_unchanged and min(facts.cleared, all_facts.backwards) >= _ENOUGH:
         yield FitFinding(
             kind="step",
             severity="problem",
@@ -357,20 +359,30 @@ _LOOKS = 6
 
 
 class Values:
-    """Compares small parameters before and after steps. It holds copies only between the two."""
+    """Compares small parameters before and after steps, or over several batches where no optimizer steps on them.
+
+    Between the two it holds copies of them.
+    """
 
     def __init__(self) -> None:
         self.changed = self.unchanged = 0
         self._before: list[tuple[weakref.ref[Any], Any]] = []
+        self._versions: list[tuple[weakref.ref[Any], int]] = []  # where no optimizer steps
 
     @property
     def is_wanted(self) -> bool:
         """Say whether it is still open if anything changes."""
         return not self.changed and self.unchanged < _LOOKS
 
+    def keep_stepless(self, torch: Any, parameters: Sequence[Any]) -> None:
+        """Copy values where no optimizer steps. There a parameter of any size that was written to is a change, too."""
+        self.keep(torch, parameters)
+        plain = [p for p in parameters if type(p) in (torch.nn.Parameter, torch.Tensor)] if self.is_wanted else []
+        self._versions = [(weakref.ref(p), p._version) for p in plain]
+
     def keep(self, torch: Any, parameters: Sequence[Any]) -> None:
         """Copy values, before a step."""
-        self._before = []
+        self._before, self._versions = [], []
         small = [p for p in parameters if _is_small(torch, p)] if self.is_wanted else []
         if not small or (small[0].is_cuda and torch.cuda.is_current_stream_capturing()):
             return
@@ -381,6 +393,10 @@ class Values:
     def compare(self, torch: Any, arriving: AsyncScalars) -> None:
         """Compare the copies, after a step, with the values that there are now."""
         before, self._before = self._before, []
+        versions, self._versions = self._versions, []
+        if any((parameter := kept()) is not None and parameter._version != version for kept, version in versions):
+            self.changed += 1
+            return
         pairs: list[tuple[Any, Any]] = [(parameter(), values) for parameter, values in before]
         if not pairs or any(now is None or now.shape != values.shape or now.dtype != values.dtype for now, values in pairs):
             return

@@ -120,6 +120,7 @@ class OptimizerWatch:
         self._clears_model = self._is_stepping = False
         self._unused: UnusedGradients | None = None
         self._untaught: tuple[str, ...] = ()
+        self._without_optimizer = Values()  # of the parameters with unused gradients: the loop may update them itself
         self._schedulers: dict[str, int] = {}
         self._stepped_by = ""
         self._facts: OptimizersFacts | None = None
@@ -143,8 +144,8 @@ class OptimizerWatch:
     def stop(self) -> None:
         """Take the patch out, and write the observations down by name."""
         self._patches.restore()
-        self._arriving.poll()
         self._note_untaught()
+        self._arriving.poll()
         for known in self._optimizers:
             optimizer = known.of()
             if optimizer is not None and known.looks:
@@ -155,7 +156,7 @@ class OptimizerWatch:
             optimizers=facts,
             backwards=self._backwards,
             clears_model=self._clears_model,
-            unused=self._unused,
+            unused=None if self._without_optimizer.changed else self._unused,
             untaught=self._untaught,
             schedulers=tuple(self._schedulers.items()),
             losses=losses,
@@ -172,7 +173,7 @@ class OptimizerWatch:
         Those of models that are trained here count as unused gradients, with their share of all values with gradients.
         """
         used = frozenset(parameter for optimizer in self._optimizers for parameter in optimizer.parameters)
-        unused: list[str] = []
+        unused: dict[str, Any] = {}
         untaught: list[str] = []
         sizes = {True: 0, False: 0}
         for model in self._models:
@@ -183,10 +184,12 @@ class OptimizerWatch:
             for name, p in named:
                 if id(p) in used or p.grad is not None:
                     sizes[id(p) in used] += p.numel()
-                    unused += [] if id(p) in used else [name]
+                    unused |= {} if id(p) in used else {name: p}
         if self._models:
             self._unused = UnusedGradients(tuple(unused), sizes[False] / sum(sizes.values())) if unused else None
             self._untaught = tuple(untaught)
+            self._without_optimizer.compare(self._torch, self._arriving)
+            self._without_optimizer.keep_stepless(self._torch, [*unused.values()])
 
     def observe(self) -> OptimizersFacts:
         """Return the observations; to be called after `stop`."""
@@ -328,7 +331,7 @@ class OptimizerWatch:
             known.is_cleared |= known.has_pending
             if not known.steps and known.values.is_wanted:  # updated by hand, maybe
                 known.values.compare(self._torch, self._arriving)
-                known.values.keep(self._torch, [p for group in groups_of(optimizer) for p in group.parameters])
+                known.values.keep_stepless(self._torch, [p for group in groups_of(optimizer) for p in group.parameters])
         known.has_pending = False
         known.cleared_in_place += set_to_none is False
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from statistics import median_low
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.libraries import library_paths
@@ -125,7 +125,7 @@ class FetchTimer:
         self.fetches = self.items = 0
         self.times: deque[int] = deque(maxlen=RING)
         self.written: int = 0
-        self.profiled, self.profiled_time = (before.profiled, before.profiled_time) if before else (0, 0)
+        self.profiled, self.profiled_time = (before.counts.profiled, before.counts.profiled_time) if before else (0, 0)
         self._durations: list[int] = []  # of those profiled here
         self._read: list[BytesRead] = []  # by these, where the system counts it
         self._file_work: list[tuple[int, int]] = []  # nanoseconds of reading from files, and of decoding
@@ -134,7 +134,7 @@ class FetchTimer:
         self._profiles: list[tuple[FetchStep, ...]] = []  # where their time went
         self.failed: str = ""
         self._mixed = 0  # profiles that had calls of other threads in them
-        self._next = 0 if before and before.fetches else 1  # the first of all does things that are done only once
+        self._next = 0 if before and before.counts.fetches else 1  # the first of all does things that are done only once
         self._profiler: Any = None
         self._turn: Turn | None = None  # that the fetch has which is profiled
 
@@ -258,27 +258,12 @@ class FetchTimer:
     def part(self) -> FetchSamples:
         """Return the samples of this process."""
         found = self.steps()
-        in_files, decoding = self.file_work
-        profiled, profiled_time = self.here
-        metered, read, stored, blocked, ran = self.read
-        return FetchSamples(
-            fetches=self.fetches,
-            items=self.items,
-            times=tuple(self.times),
-            profiled=profiled,
-            profiled_time=profiled_time,
-            metered=metered,
-            read=read,
-            stored=stored,
-            blocked=blocked,
-            ran=ran,
-            sized=self.sized[0],
-            nbytes=self.sized[1],
-            in_files=in_files,
-            decoding=decoding,
-            steps=found,
-            note=self.failed,
-        )
+        return FetchSamples(counts=self.counts, times=tuple(self.times), steps=found, note=self.failed)
+
+    @property
+    def counts(self) -> FetchCounts:
+        """Return the counts of this process; of reading and decoding as far as `steps` has read them."""
+        return FetchCounts(self.fetches, self.items, *self.here, *self.read, *self.sized, *self.file_work)
 
 
 def _nbytes(batch: Any, depth: int = 4) -> int:
@@ -311,13 +296,11 @@ def _wait_for_others() -> None:
         quiet = quiet + 1 if all(top.f_code.co_name in _RESTING for top in tops.values()) else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchSamples:
-    """The fetches of one process, times in nanoseconds."""
+class FetchCounts(NamedTuple):
+    """Counts of fetches that add up over processes, times in nanoseconds."""
 
     fetches: int = 0  # batches made
     items: int = 0  # items in them, where their number is known
-    times: tuple[int, ...] = ()  # of the latest fetches that were not profiled
     profiled: int = 0  # fetches that were profiled
     profiled_time: int = 0  # of these together
     metered: int = 0  # fetches whose reading from files was measured
@@ -329,6 +312,14 @@ class FetchSamples:
     nbytes: int = 0  # of these together
     in_files: int = 0  # nanoseconds of profiled fetches spent reading from files
     decoding: int = 0  # and decoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSamples:
+    """The fetches of one process, or of several."""
+
+    counts: FetchCounts = field(default_factory=FetchCounts)
+    times: tuple[int, ...] = ()  # nanoseconds of the latest fetches that were not profiled
     steps: tuple[FetchStep, ...] = ()  # functions that they spent it in
     note: str = ""  # the reason why none was profiled
     copied: int = 0  # bytes that a worker has copied of memory that it shared; of one process only
@@ -342,20 +333,8 @@ def together(samples: Sequence[FetchSamples]) -> FetchSamples:
         total[1:] = total[1] + step.calls, total[2] + step.time
     merged = (FetchStep(function, *total) for function, total in sums.items())
     return FetchSamples(
-        fetches=sum(part.fetches for part in samples),
-        items=sum(part.items for part in samples),
+        counts=FetchCounts(*map(sum, zip(*(part.counts for part in samples), strict=True))),
         times=tuple(duration for part in samples for duration in part.times)[-_KEPT:],
-        profiled=sum(part.profiled for part in samples),
-        profiled_time=sum(part.profiled_time for part in samples),
-        metered=sum(part.metered for part in samples),
-        read=sum(part.read for part in samples),
-        stored=sum(part.stored for part in samples),
-        blocked=sum(part.blocked for part in samples),
-        ran=sum(part.ran for part in samples),
-        sized=sum(part.sized for part in samples),
-        nbytes=sum(part.nbytes for part in samples),
-        in_files=sum(part.in_files for part in samples),
-        decoding=sum(part.decoding for part in samples),
         steps=tuple(sorted(merged, key=lambda step: -step.time)),
         note=next((part.note for part in samples if part.note), ""),
     )
@@ -365,23 +344,10 @@ def facts_of(part: FetchSamples) -> FetchFacts:
     """Return the facts on a loader's fetches for the report."""
     times = sorted(part.times) if len(part.times) > 2 else []
     median, p95 = (times[len(times) // 2], times[len(times) * 95 // 100]) if times else (None, None)
+    counts = part.counts._asdict()
+    sized, nbytes = counts.pop("sized"), counts.pop("nbytes")
     return FetchFacts(
-        fetches=part.fetches,
-        items=part.items,
-        median=median,
-        p95=p95,
-        profiled=part.profiled,
-        profiled_time=part.profiled_time,
-        metered=part.metered,
-        read=part.read,
-        stored=part.stored,
-        blocked=part.blocked,
-        ran=part.ran,
-        in_files=part.in_files,
-        decoding=part.decoding,
-        nbytes=part.nbytes // part.sized if part.sized else 0,
-        steps=part.steps,
-        note=part.note,
+        **counts, median=median, p95=p95, nbytes=nbytes // sized if sized else 0, steps=part.steps, note=part.note
     )
 
 

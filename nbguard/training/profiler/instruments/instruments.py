@@ -451,6 +451,7 @@ class Instruments:
     def ended(self, error: BaseException | None) -> None:
         """Say that the fit is over, with the exception that ended it or None, while everything is still up."""
         self._fit.attempt("ended", self.ranks, error)
+        self._fit.attempt("ended", self.loop, error)
         self._fit.ended(error)
 
     def stop(self) -> PhaseLog:

@@ -23,7 +23,15 @@ from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, namespace_of
 from nbguard.memory.scan.learners import worker_count
 from nbguard.training.profiler.analysis.slowest import FetchFunction, FetchStep, LoaderFacts, PythonRows
-from nbguard.training.profiler.instruments.fetching import RING, Fetch, FetchSamples, FetchTimer, facts_of, together
+from nbguard.training.profiler.instruments.fetching import (
+    RING,
+    Fetch,
+    FetchCounts,
+    FetchSamples,
+    FetchTimer,
+    facts_of,
+    together,
+)
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 
@@ -163,9 +171,9 @@ def _names_of(cls: type) -> set[str]:
 
 Loop = Callable[..., None]
 
-_HEADER = struct.Struct("<16q")
-"""Fetches, items, profiled, their ns, metered, bytes read, from storage, ns blocked, ns run, of JSON, times written, copied,
-batches sized, their bytes, ns in files, ns of decoding."""
+_COUNTS = len(FetchCounts._fields)
+_HEADER = struct.Struct(f"<{_COUNTS + 3}q")
+"""The counts, and then the bytes of JSON, the times written, and the bytes copied."""
 _NUMBER = struct.Struct("<q")
 _SLOT = 4096
 _TEXT = _HEADER.size + RING * _NUMBER.size
@@ -201,51 +209,22 @@ class WorkerBoard:
         if timer.written:
             last = (timer.written - 1) % RING
             _NUMBER.pack_into(memory, at + _HEADER.size + last * _NUMBER.size, timer.times[-1])
-        size = _HEADER.unpack_from(memory, at)[9]
+        size = _HEADER.unpack_from(memory, at)[_COUNTS]
         if steps:
             text = _written(steps)
             memory[at + _TEXT : at + _TEXT + len(text)] = text
             size = len(text)
-        header = (
-            timer.fetches,
-            timer.items,
-            *timer.here,
-            *timer.read,
-            size,
-            timer.written,
-            copied,
-            *timer.sized,
-            *timer.file_work,
-        )
-        _HEADER.pack_into(memory, at, *header)
+        _HEADER.pack_into(memory, at, *timer.counts, size, timer.written, copied)
 
     def read(self) -> Iterator[FetchSamples]:
         """Yield the samples that each worker has written."""
         for slot in range(1, self._slots + 1):
             memory, at = self._memory, _SLOT * slot
-            figures = _HEADER.unpack_from(memory, at)
-            fetches, items, profiled, profiled_time, metered, read, stored, blocked, ran, size, written = figures[:11]
-            copied, sized, nbytes, in_files, decoding = figures[11:]
+            *counts, size, written, copied = _HEADER.unpack_from(memory, at)
             places = range(at + _HEADER.size, at + _HEADER.size + min(written, RING) * _NUMBER.size, _NUMBER.size)
             times = tuple(_NUMBER.unpack_from(memory, place)[0] for place in places)
-            yield FetchSamples(
-                fetches=fetches,
-                items=items,
-                times=times,
-                profiled=profiled,
-                profiled_time=profiled_time,
-                metered=metered,
-                read=read,
-                stored=stored,
-                blocked=blocked,
-                ran=ran,
-                sized=sized,
-                nbytes=nbytes,
-                in_files=in_files,
-                decoding=decoding,
-                steps=_read(memory[at + _TEXT : at + _TEXT + size]),
-                copied=copied,
-            )
+            found = _read(memory[at + _TEXT : at + _TEXT + size])
+            yield FetchSamples(counts=FetchCounts(*counts), times=times, steps=found, copied=copied)
 
 
 def _written(steps: Sequence[FetchStep]) -> bytes:
@@ -445,7 +424,7 @@ class LoaderWatch:
     def loader(self) -> Any | None:
         """Return the loader of the training batches itself: torch's or a Learner's; None if it is gone, or there was none."""
         training = [watched for watched in self._watched if watched.facts.is_training and watched.ref is not None]
-        busiest = max(training, key=lambda watched: watched.part().fetches, default=None)
+        busiest = max(training, key=lambda watched: watched.part().counts.fetches, default=None)
         loader = busiest.ref() if busiest is not None and busiest.ref is not None else None
         is_learners = busiest is not None and busiest.facts.is_learners
         return attribute_of(loader, "d") if is_learners else loader

@@ -79,6 +79,7 @@ class TorchLoop:
         self._step, self._backward_code = recorder.code(phases.STEP), recorder.code(phases.BACKWARD)
         self._steps: list[int] = []  # codes of the phases around optimizers' steps; of a step that failed it stays
         self._model: Callable[[], Any] = _nothing
+        self._is_to_train = False  # a model in training mode that records gradients was called since the pass began
         self._iterator: Callable[[], Any] = _nothing  # the one that was asked last, and its number
         self._number = 0
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -103,6 +104,11 @@ class TorchLoop:
             optimizer.register_optimizer_step_pre_hook(before_step),
             optimizer.register_optimizer_step_post_hook(after_step),
         ]
+
+    def ended(self, error: BaseException | None) -> None:
+        """Note that the fit is over, with the exception that ended it or None."""
+        if error is not None and self._is_to_train:
+            self._recorder.boundary("cut")
 
     def stop(self) -> None:
         """Take the marks out."""
@@ -165,6 +171,7 @@ class TorchLoop:
             model = self._model = _reference(module)
             if model is not _nothing:
                 self.fits.model(module)
+            self._is_to_train = self._is_to_train or (getattr(module, "training", None) is True and _records_gradients())
             recorder.emit("model", module, args)
         try:
             held: Any = tuple(map(_ref, args))
@@ -280,7 +287,7 @@ class TorchLoop:
         number = self._numbers.get(iterator)
         if number is None:
             self._numbers[iterator] = number = next(self._count)
-            self._model = _nothing
+            self._model, self._is_to_train = _nothing, False
             self._recorder.look_at(_FIRST)
             self.fits.loader(iterator)
             self._recorder.emit("loader", iterator)
@@ -476,6 +483,13 @@ def _reference(module: Any) -> Callable[[], Any]:
         return weakref.ref(module)
     except TypeError:  # a Learner may take any callable for its model: it is emitted at each call
         return _nothing
+
+
+def _records_gradients() -> bool:
+    """Say whether operations are recorded for a backward pass."""
+    import torch
+
+    return bool(torch.is_grad_enabled())
 
 
 def _ignore(at: LogPosition, iterator: Any) -> None:

@@ -80,6 +80,7 @@ class Batch:
     is_complete: bool = True  # False: the loop was left, or an error ended it
     is_disturbed: bool = False  # nbguard looked closer: its times tell nothing of the fit
     has_loss: bool = False  # there was a loss to train on
+    was_to_train: bool = False  # an error ended it, the first one of its pass, before there was a loss
     step: int = field(init=False)  # nanoseconds, without the time of nbguard itself
 
     def __post_init__(self) -> None:
@@ -89,7 +90,7 @@ class Batch:
     @property
     def is_training(self) -> bool:
         """Say whether it trained anything, or was about to."""
-        return self.has_loss or phases.BACKWARD in self.times or phases.STEP in self.times
+        return self.has_loss or self.was_to_train or phases.BACKWARD in self.times or phases.STEP in self.times
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class _Open:
     later: dict[str, int] = field(default_factory=dict)  # the same, after a loop inside it ended
     is_disturbed: bool = False  # nbguard looked closer in it
     has_loss: bool = False  # there was a loss in it
+    was_to_train: bool = False  # an error ended it, the first one of its pass, before there was a loss
     was_left: bool = False  # a loop inside it has ended, and its own loop has not gone on yet
     loop: int | None = None  # number of its pass, once it is kept
 
@@ -226,6 +228,9 @@ class _Divider:
             self._end(boundary.loop)
         elif boundary.kind == "fit":
             self.fits += 1
+        elif boundary.kind == "cut":
+            if self._open:
+                self._innermost.batch.was_to_train = not self._innermost.done
         elif boundary.kind in ("disturbed", "loss"):
             if (
                 boundary.kind == "loss"
@@ -337,7 +342,11 @@ class _Divider:
             self._innermost.batch.was_left = True
 
     def _close(self, loop: _Loop, *, is_complete: bool) -> None:
+        """Keep the batch that goes on. The only one of a pass, left before anything was done with it, tells of no pass."""
         self.outside.update(loop.batch.later)
+        if not (is_complete or loop.done or loop.batch.has_loss) and _WORK.isdisjoint(loop.batch.times):
+            self.outside.update(loop.batch.times)
+            return
         self._keep(loop.key, loop.batch, is_complete=is_complete)
 
     @property
@@ -357,6 +366,7 @@ class _Divider:
                 is_complete=is_complete,
                 is_disturbed=batch.is_disturbed,
                 has_loss=batch.has_loss,
+                was_to_train=batch.was_to_train,
             )
         )
 

@@ -41,10 +41,10 @@ def callback(name: str) -> str:
     return f"callback {name}"
 
 
-BoundaryKind = Literal["batch", "end", "loss", "step", "fit", "disturbed"]
+BoundaryKind = Literal["batch", "end", "loss", "step", "fit", "disturbed", "cut"]
 """`batch`: an iterator over a loader was asked for its next batch. `end`: it had none left. `loss`: there is a loss to train
 on. `step`: an optimizer has stepped. `fit`: a Learner's fit began. `disturbed`: in this batch nbguard looked closer: its
-times tell nothing of the fit."""
+times tell nothing of the fit. `cut`: an error ended the fit in a pass whose model is in training mode and records gradients."""
 
 
 @dataclass(frozen=True, slots=True)
