@@ -232,6 +232,6 @@ by('oom').addEventListener('click', () => goTo(device().oom));
 by('device').addEventListener('change', chooseDevice);
 by('compare-now').addEventListener('click', compare);
 setInterval(() => {
-  if (waiting.size && performance.now() - heard > patience) fail(BEYOND);
+  if (waiting.size && performance.now() - heard > patience) fail(beyond('This file'));
 }, 5000);
 begin();
