@@ -18,6 +18,15 @@ def test_a_fit_that_waits_is_not_said_to_stand_out_in_nothing() -> None:
     assert first_steps(timing(forward=10 * MS), waits, ()) == ("data-bound: 8 ms to gain",)
 
 
+def test_a_fit_that_is_too_short_to_gain_anything_is_said_to_be() -> None:
+    """It said "nothing stands out: Python-bound: 79% to gain"."""
+    slow = LoaderVerdict(bound="Python", sentence="Python-bound: 3 ms to gain", gain=3 * MS)
+
+    (first,) = first_steps(timing(forward=4 * MS), slow, ())  # ten batches
+
+    assert first.startswith("nothing stands out in so short a fit; Python-bound: 3 ms to gain")
+
+
 def test_what_to_do_first() -> None:
     def finding(severity: Any, what: str, time: int | None = None) -> FitFinding:
         return FitFinding(kind="x", severity=severity, what=what, evidence="", change="mend it", time=time)

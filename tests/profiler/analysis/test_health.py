@@ -86,7 +86,7 @@ def test_waiting_is_worth_advice_from_a_twentieth_of_a_step() -> None:
 
 
 def test_a_scaler_may_take_no_step_at_all() -> None:
-    facts = OptimizersFacts(optimizers=(OptimizerFacts(name="Adam", cleared=9),), backwards=9)
+    facts = OptimizersFacts(optimizers=(OptimizerFacts(name="Adam", cleared=9, unchanged=9),), backwards=9)
 
     assert severities(optimizer_findings(facts)) == ["problem"]
     assert optimizer_findings(facts, is_scaled=True) == ()

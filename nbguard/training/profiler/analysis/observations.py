@@ -86,19 +86,21 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
         return ("nothing was trained here; this thread ran no backward pass and no optimizer step", *unused)
     known = list(findings)
     steps = [_step(finding, timing) for finding in known if finding.severity == "problem" or _is_worth_it(finding, timing)]
+    is_short = False
     if loader is not None and loader.bound in _WAITS and not any(finding in loader.advice for finding in known):
         lost = timing.of_fit(loader.gain or 0)
         is_named = 2 * sum(_lost(finding, timing) for finding in known if finding.kind in _CODE) >= lost > 0
         is_usual = loader.bound == "data" and lost < _HALF * timing.of_fit(timing.step or 0) and not loader.advice
-        if not is_named and not is_usual and lost >= _NOTICED:
+        is_short = not is_named and not is_usual and lost < _NOTICED
+        if not (is_named or is_usual or is_short):
             if loader.bound == "Python" and timing.busy is not None:  # of no use where something in that time has a name
                 lost = min([lost, *(step.lost - 1 for step in steps if step.lost >= _LARGE * timing.wall)])
             steps.append(_Step(loader.sentence, lost))
     steps.sort(key=lambda step: (step.rank is None, step.rank or (), -step.lost))
     if steps or loader is None:
         return tuple(step.sentence for step in steps[:_MOST])
-    wait = f"; the verdict is {loader.sentence}" if loader.bound == "unknown" else f": {loader.sentence}"
-    return (f"nothing stands out{wait}{_largest_parts(timing)}",)
+    joint = "; the verdict is " if loader.bound == "unknown" else " in so short a fit; " if is_short else ": "
+    return (f"nothing stands out{joint}{loader.sentence}{_largest_parts(timing)}",)
 
 
 def _lost(finding: FitFinding, timing: Timing) -> int:
