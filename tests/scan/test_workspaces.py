@@ -36,6 +36,11 @@ def test_the_size_is_the_versions_and_the_settings(
     assert lt_workspace_of(settings, None, keeps=torch[0], unifies=torch[1]) == nbytes
 
 
+def test_without_a_kept_workspace_of_cublas_the_setting_that_shares_it_does_nothing() -> None:
+    """As seen in PyTorch 2.15, which takes a mebibyte for each call then, too."""
+    assert lt_workspace_of({UNIFIED: "1"}, MIB, keeps=True, unifies=None) == MIB
+
+
 def test_what_torch_says_itself_goes_before_the_environment() -> None:
     assert lt_workspace_of({UNIFIED: "0", SIZE: "4096"}, 2 * MIB, keeps=True, unifies=True) == 2 * MIB
     assert lt_workspace_of({}, MIB, keeps=True, unifies=True) is None

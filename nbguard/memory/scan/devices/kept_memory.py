@@ -228,20 +228,22 @@ def cublaslt_workspace(torch: Any) -> int | None:
         told = None if ask is None else int(ask())
     except RuntimeError:  # after an error that lasts
         return None
-    unifies = torch.__version__ >= _UNIFIES and keeps_workspaces(torch)
+    unifies = bool(torch.__version__ >= _UNIFIES) if keeps_workspaces(torch) else None
     return lt_workspace_of(os.environ, told, keeps=torch.__version__ >= _KEEPS_LT, unifies=unifies)
 
 
-def lt_workspace_of(settings: Mapping[str, str], told: int | None, *, keeps: bool, unifies: bool) -> int | None:
+def lt_workspace_of(settings: Mapping[str, str], told: int | None, *, keeps: bool, unifies: bool | None) -> int | None:
     """Return the bytes of a workspace of cuBLASLt's own (torch's `getCUDABlasLtWorkspace`), or None where there is none.
 
     Args:
         settings: environment variables.
         told: the size that torch itself tells, from 2.13 on.
         keeps: this torch keeps such workspaces.
-        unifies: it uses cuBLAS's instead unless TORCH_CUBLASLT_UNIFIED_WORKSPACE is 0; others do so only if that is 1.
+        unifies: it uses cuBLAS's instead unless TORCH_CUBLASLT_UNIFIED_WORKSPACE is 0; others do so only if that is 1. None:
+            it has none of cuBLAS's to use, whatever the variable says.
     """
-    unified = {"0": False, "1": True}.get(settings.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", ""), unifies)
+    setting = "" if unifies is None else settings.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "")
+    unified = {"0": False, "1": True}.get(setting, unifies)
     if unified or not keeps:
         return None
     if told is not None:
