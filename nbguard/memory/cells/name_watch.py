@@ -181,7 +181,7 @@ class SeenMemory:
     bound: frozenset[tuple[str, int]] = frozenset()  # all names that may hold tensors, as of `bindings_of`
 
     def has_changed(self, reading: Reading, notebook: Notebook) -> bool:
-        """Say whether memory may have changed, by the counters and names of now.
+        """Say whether memory may have changed, by the present counters and names.
 
         Where no allocator counts, tensors may be too small for the counter of the process: a name that was bound to a new
         object with any is a change, too.
@@ -191,7 +191,7 @@ class SeenMemory:
         return not reading.devices and self._has_new_tensors(notebook)
 
     def _has_new_tensors(self, notebook: Notebook) -> bool:
-        """Say whether a name leads to tensors and has a new object. Beside a running cell any new object counts."""
+        """Say whether a name has a new object that leads to tensors. While a cell runs, any new object counts."""
         bound = bindings_of(notebook.namespace)
         new = {name for name, _ in bound - self.bound}
         look = WeakLook(notebook)

@@ -564,5 +564,5 @@ class Finding:
 
     @property
     def command(self) -> str:
-        """Return the line that acts on it, which stands in the sentence; empty where there is none."""
+        """Return the command that the sentence advises; empty where there is none."""
         return self.advice.command

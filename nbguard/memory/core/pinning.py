@@ -6,35 +6,15 @@ PyTorch gives back whole segments, of an expandable one whole pages. So one tens
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nbguard.memory.core.facts import Block, DeviceFacts, Facts, Graph, HolderSource, PoolId, Segment
 from nbguard.memory.core.fragmentation import unit_pages
 from nbguard.memory.core.references.graph import path_text, shortest_paths
-from nbguard.memory.core.references.holders import CHANGED, Holder, Holding, after_cleanup, unheld_blocks
+from nbguard.memory.core.references.holders import CHANGED, Holder, Holding, after_cleanup, unheld_blocks, unheld_row
 
-_PENDING = Holder(
-    label="waiting for a stream",
-    kind="pending",
-    retained=0,
-    reaches=0,
-    cell=None,
-    what="freed, and used by another stream",
-    stale=False,
-    roots=(),
-    source="pending",
-)
-_CHANGED = Holder(
-    label=CHANGED,
-    kind="library",
-    retained=0,
-    reaches=0,
-    cell=None,
-    what="run it again",
-    stale=False,
-    roots=(),
-    source="changed",
-)
+_PENDING = replace(unheld_row("waiting for a stream", 0, "freed, and used by another stream", "pending"), kind="pending")
+_CHANGED = unheld_row(CHANGED, 0, "run it again", "changed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

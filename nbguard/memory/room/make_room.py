@@ -33,8 +33,8 @@ from nbguard.memory.scan.scan import Notebook, Scan, scan
 class Trip:
     """The outcome of a move out and back."""
 
-    room: Any = None  # what `make` returned while all were away; None: it failed, or was given up for a storage to come back
-    error: str = ""  # the reason for that, in a line; empty: none
+    room: Any = None  # what `make` returned while all were away; None after a failure, or where a storage needed the place
+    error: str = ""  # the reason, in a line; empty without one
     left: list[Traveller] = field(default_factory=list)  # those that the device has no place for: `host` has their bytes
     is_interrupted: bool = False  # Ctrl-C came. Before anything had left, nothing was done; later, all was done first
 

@@ -83,14 +83,9 @@ class Notebook:
     def current(cls, namespace: dict[str, Any] | None = None) -> Notebook:
         """Return the running IPython session, or the script's `__main__` (or `namespace`)."""
         shell = running_shell() if namespace is None else None
-        return cls(
-            shell=shell,
-            namespace=shell.user_ns
-            if shell is not None
-            else namespace
-            if namespace is not None
-            else sys.modules["__main__"].__dict__,
-        )
+        if namespace is None:
+            namespace = sys.modules["__main__"].__dict__ if shell is None else shell.user_ns
+        return cls(shell=shell, namespace=namespace)
 
     @property
     def out(self) -> dict[int, Any]:

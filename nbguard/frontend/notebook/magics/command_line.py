@@ -307,7 +307,7 @@ class MagicGrammar(Grammar):
         return (grammar for grammar in _magics if grammar is not self)
 
     def _takes(self, word: str, option: str, rest: list[str]) -> bool:
-        """Say whether an option is one of `word`, or of another word that could stand before the rest of the line."""
+        """Say whether `word` has an option, or another word that could stand before the rest of the line."""
         if option in self.parser(word).option_names:
             return True
         having = self.words_with(option)

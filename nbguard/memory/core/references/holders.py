@@ -298,7 +298,7 @@ def unheld(facts: Facts, device: DeviceFacts) -> Iterator[Holder]:
     if device.segments is None and device.allocator is not None:
         explained = sum(storage.nbytes for storage in facts.graph.storages if storage.device == device.device)
         if device.allocator.allocated > explained:
-            yield _row("not held by Python", device.allocator.allocated - explained, f"C++: {_BY_LIBRARIES}", "unknown")
+            yield unheld_row("not held by Python", device.allocator.allocated - explained, f"C++: {_BY_LIBRARIES}", "unknown")
     for row, _ in unheld_blocks(facts, device):
         yield row
 
@@ -319,7 +319,7 @@ def unheld_blocks(facts: Facts, device: DeviceFacts) -> Iterator[tuple[Holder, t
     for (label, what, source), blocks in by_kind.items():
         nbytes, words = sum(block.size for block in blocks), f"{counted(len(blocks), 'block')} {what}"
         release = owners[label].advice if label in owners else NONE
-        yield replace(_row(label, nbytes, words, source), release=release), tuple(blocks)
+        yield replace(unheld_row(label, nbytes, words, source), release=release), tuple(blocks)
 
 
 def _unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Segment, Block]]:
@@ -337,7 +337,7 @@ def unattributed(device: DeviceFacts, rows: Iterable[Holder]) -> Iterator[Holder
     """
     spilled = 0 if device.airbag is None else device.airbag.spilled
     if device.allocator is not None and (missing := device.allocator.allocated + spilled - sum(row.retained for row in rows)):
-        yield _row(CHANGED, missing, "allocated or freed by another thread during the report: run it again", "changed")
+        yield unheld_row(CHANGED, missing, "allocated or freed by another thread during the report: run it again", "changed")
 
 
 CHANGED = "changed meanwhile"
@@ -366,7 +366,8 @@ def _workspaces(device: DeviceFacts, unheld: Sequence[tuple[Segment, Block]]) ->
     return frozenset(found)
 
 
-def _row(label: str, nbytes: int, what: str, source: HolderSource) -> Holder:
+def unheld_row(label: str, nbytes: int, what: str, source: HolderSource) -> Holder:
+    """Return the holder of memory that no Python object holds."""
     return Holder(
         label=label,
         kind="library",

@@ -66,7 +66,7 @@ def _graph_edges(graph: Graph, tensor: int) -> set[Edge]:
 def _in_place(graph: Graph, root: Root) -> Advice:
     """Return the line that detaches the tensors behind a name where they are, which no view allows.
 
-    There is none where one of them has another holder, whose graph would go, too.
+    If one of the tensors has another holder, there is no such line, since that holder would lose its graph, too.
     """
     graphs = {n for n, node in enumerate(graph.nodes) if node.kind == "graph"}
     reached = reach(graph, root.nodes, blocked=graphs)
