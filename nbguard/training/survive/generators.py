@@ -32,11 +32,13 @@ class Generators:
     """The states of all default generators at one moment: the host's, and PyTorch's for the host and its devices."""
 
     def __init__(self) -> None:
-        torch: Any = sys.modules["torch"]
         self._host = HostGenerators()
-        used = [module for module in _devices() if module.is_initialized()]
-        generators = [torch.default_generator, *(module.default_generators[module.current_device()] for module in used)]
-        self._states = [(generator, generator.get_state()) for generator in generators]
+        generator = sys.modules["torch"].default_generator
+        self._states = [(generator, generator.get_state())]
+        for module in _devices():
+            if module.is_initialized():
+                generator = module.default_generators[module.current_device()]
+                self._states.append((generator, generator.get_state()))
 
     def restore(self) -> bool:
         """Put them back; say whether any of them had moved."""

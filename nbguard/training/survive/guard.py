@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from operator import attrgetter
 from typing import Any
 from weakref import ref
 
@@ -43,6 +44,7 @@ from nbguard.training.survive.state import (
 
 _LEAST_WITH_NORM = 2
 """Items of a piece that a batch norm needs."""
+_VERSION = attrgetter("_version")
 _APART = 10
 """Batches after a move before tensors move again; one that does not last as long is not worth its time."""
 
@@ -120,6 +122,7 @@ class Guard:
         self.passes = 0
         self._forwards = [GuardedForward(self.call, module) for module in modules]
         self._thread = threading.get_ident()
+        self._was_alone = True
         self._is_inside = self._is_in_backward = self._is_in_step = False
         self._last: _Call | None = None
         self._given_up = False  # the error that is on its way was refused already
@@ -132,6 +135,7 @@ class Guard:
         """Put the guard around the modules and around `torch.autograd.backward`."""
         autograd: Any = sys.modules["torch"].autograd
         self._thread = threading.get_ident()
+        self._was_alone = is_alone()  # asked once, as each time takes 2,000 instructions
         for forward in self._forwards:
             forward.put()
         self._original = autograd.backward
@@ -160,9 +164,8 @@ class Guard:
         self._calls += 1
         if not self._is_in_step:
             self._given_up = False
-        has_grad = torch.is_grad_enabled()
-        state = StateBefore(self._statistics(forward.module) if has_grad else [])
-        if has_grad and (self._redoes or self._is_in_step):
+        state = StateBefore(self._statistics((forward.module,)) if self._norms_allowed and torch.is_grad_enabled() else [])
+        if state.has_grad and (self._redoes or self._is_in_step):
             self._last = _Call(forward, args, kwargs, state)
         self._is_inside = True  # not by `_inside`, whose generator takes 9,000 instructions in each call
         try:
@@ -176,12 +179,13 @@ class Guard:
     def _tried(self, forward: GuardedForward, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateBefore) -> Any:
         """Call a module whole or in pieces, smaller ones each time that memory runs out."""
         first: BaseException | None = None
-        has_grad = sys.modules["torch"].is_grad_enabled()
-        former, collectives = self.sizes[has_grad], collectives_so_far()
+        has_grad = state.has_grad
+        former, collectives = self.sizes[has_grad], self._collectives()
         while True:
             try:
                 output = self._once(forward, args, kwargs, has_grad=has_grad)
-                let_go(first)
+                if first is not None:
+                    let_go(first)
                 return output
             except UndividableError as reason:
                 self.sizes[has_grad] = former if first is not None else None
@@ -232,11 +236,13 @@ class Guard:
         finally:
             self._is_inside = former
 
-    def _statistics(self, module: Any) -> list[Any]:
-        """Return the running statistics that a call changes and that have to be put back; none without consent to it."""
-        if not self._norms_allowed:
-            return []
-        return [buffer for norm in batch_norms(module) for buffer in norm.buffers(recurse=False)]
+    def _statistics(self, modules: Iterable[Any]) -> list[Any]:
+        """Return the running statistics that calls change and that have to be put back."""
+        return [buffer for module in modules for norm in batch_norms(module) for buffer in norm.buffers(recurse=False)]
+
+    def _collectives(self) -> int:
+        """Return a number that each collective of this rank raises; 0 while no other rank has ever trained along."""
+        return 0 if self._was_alone else collectives_so_far()
 
     def _may_retry(self, error: BaseException, module: Any, collectives: int) -> bool:
         """Say whether an error ran out of memory and may be survived; if only the latter is not so, say why.
@@ -298,14 +304,10 @@ class Guard:
         inputs: Any = None,
     ) -> None:
         """Stand in for `torch.autograd.backward`, guarded where it fills the gradients of a training."""
-        given = tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
+        original, given = self._original, (tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
         if create_graph or inputs is not None or self._is_in_backward or threading.get_ident() != self._thread:
-            self._original(*given)
-        else:
-            self._guarded_backward(self._original, given)
-
-    def _guarded_backward(self, original: Callable[..., None], given: tuple[Any, ...]) -> None:
-        """Run a backward pass. Gradients from before it are put aside, so that they are untouched where it fails."""
+            original(*given)
+            return
         kept = None if self.is_zeroed else self._put_aside()
         self._is_in_backward = self._passes_back = True
         is_complete = False
@@ -322,12 +324,14 @@ class Guard:
                 self._drop_new(kept)
             if is_complete or not self._is_in_step:
                 self._last = None
-            add_gradients(kept or [], is_complete=is_complete)
+            if kept:
+                add_gradients(kept, is_complete=is_complete)
         self.is_zeroed = False
         self.passes += 1
         self.log.batch_ends(is_complete=True)
 
     def _put_aside(self) -> list[tuple[Any, Any]]:
+        """Take away the gradients from before a pass, so that they are untouched where it fails; return them."""
         kept = [(parameter, gradient) for parameter in self.parameters if (gradient := parameter.grad) is not None]
         for parameter, _ in kept:
             parameter.grad = None
@@ -418,15 +422,16 @@ class Guard:
             self._is_in_step, self._last = False, None
 
     def _stepped(self, run: Callable[[], Any], reset: Callable[[], None]) -> Any:
-        state = StateBefore([buffer for module in self.modules for buffer in self._statistics(module)])
+        state = StateBefore(self._statistics(self.modules) if self._norms_allowed else [])
         first: BaseException | None = None
         passes, former = self.passes, self.sizes[True]
-        collectives, weights, scales = collectives_so_far(), self._weights(), self._scales()
+        collectives, weights, scales = self._collectives(), self._weights(), self._scales()
         while True:
             self._forget_call()
             try:
                 result = run()
-                let_go(first)
+                if first is not None:
+                    let_go(first)
                 return result
             except Exception as error:
                 if self._given_up or not is_out_of_memory(error):
@@ -458,9 +463,9 @@ class Guard:
     def _forget_call(self) -> None:
         self._last = None  # not in place: a type checker would take it for None after the step, which sets it
 
-    def _weights(self) -> list[int]:
-        """Return marks of the weights that change when those do."""
-        return [parameter._version for parameter in self.parameters]
+    def _weights(self) -> int:
+        """Return a mark of the weights that changes when those do: versions only rise, so their sum does."""
+        return sum(map(_VERSION, self.parameters))
 
     def _scales(self) -> dict[int, Any]:
         """Return marks of the scalers that change when those do."""

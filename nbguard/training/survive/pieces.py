@@ -234,7 +234,7 @@ def _check(parts: Sequence[Any], sizes: Sequence[int]) -> None:
 
 def tensors_of(output: Any) -> list[Any]:
     """Return the tensors in an output."""
-    tensor_class = _torch().Tensor
+    tensor_class: type = sys.modules["torch"].Tensor
     if isinstance(output, tensor_class):
         return [output]
     return [leaf for leaf in _tree().tree_leaves(output) if isinstance(leaf, tensor_class)]

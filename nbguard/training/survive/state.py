@@ -101,7 +101,7 @@ class StateBefore:
         self.generators = Generators()
         self.has_grad = torch.is_grad_enabled()
         self.autocast = autocast_now(torch)
-        self.buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
+        self.buffers = [(buffer, buffer.detach().clone()) for buffer in buffers] if buffers else []
 
     def restore(self) -> None:
         """Put all of it back."""
