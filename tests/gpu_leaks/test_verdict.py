@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nbguard.errors import NbguardError
-from nbguard.frontend.gpu_leaks.births import judge
 from nbguard.frontend.gpu_leaks.results import GpuLeaks, HeldMemory, MemoryOfTest
 from nbguard.frontend.gpu_leaks.summary import comment_on, read_result
+from nbguard.frontend.gpu_leaks.verdict import judge
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts
 from nbguard.plain_data import to_json

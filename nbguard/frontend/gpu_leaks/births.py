@@ -10,108 +10,19 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from nbguard.frontend.gpu_leaks.results import HeldMemory
-from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.facts import Root, RootKind
-from nbguard.memory.core.references.graph import GRAPH
-from nbguard.memory.reports.notices.causes import held_storages, telling_path
-from nbguard.memory.reports.notices.notice import StorageKey
 from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.graph_scan import look_at
 from nbguard.memory.scan.heap.kinds import Kinds, WeakTypeTable, loaded_class
 from nbguard.memory.scan.heap.walk import weak_storage
 from nbguard.memory.scan.weak_references import weak_reference
 
-# --- The judgement by one scan on the memory that a test left. A living fixture may hold it, other holders are leaks. Pure
-
-
-_ORDER: tuple[RootKind, ...] = ("name", "module", "library", "cache", "frame", "error", "out", "garbage")
-"""Kinds of roots in the order of how much they tell about a leak, such as a global before the thread that uses it."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeakVerdict:
-    """The leaks among storages that are left, and those that a living fixture holds, by the fixture's label."""
-
-    leaks: tuple[HeldMemory, ...]
-    excused: Mapping[str, frozenset[StorageKey]]
-
-
-def judge(
-    analysis: Analysis,
-    left: Mapping[StorageKey, int],
-    living: Collection[str],
-    files: Mapping[str, str],
-    lines: Mapping[StorageKey, str],
-    fixture: str = "",
-) -> LeakVerdict:
-    """Return the verdict on storages that a test left, or a fixture after its end.
-
-    Args:
-        analysis: of a scan whose namespace has the values of the living fixtures by their labels.
-        left: bytes of each storage.
-        living: labels of fixtures that have not ended.
-        files: paths of the tests' modules and of others of the user's, by name.
-        lines: that allocated storages, as far as they are known.
-        fixture: the one that made them; empty for the test.
-    """
-    held = analysis.once(held_storages)
-    roots = {root.label: root for root in analysis.facts.graph.roots}
-    excused: dict[str, set[StorageKey]] = {}
-    groups: dict[str, set[StorageKey]] = {}
-    for key in left:
-        labels = held[key][1] if key in held else frozenset()
-        if keepers := sorted(labels & set(living)):
-            excused.setdefault(keepers[0], set()).add(key)
-        elif labels:
-            groups.setdefault(min(labels, key=lambda label: _rank(roots[label])), set()).add(key)
-    leaks = [_leak(analysis, roots[label], keys, left, files, lines, fixture) for label, keys in groups.items()]
-    leaks.sort(key=lambda leak: (-leak.nbytes, leak.holder))
-    return LeakVerdict(tuple(leaks), {label: frozenset(keys) for label, keys in excused.items()})
-
-
-def _rank(root: Root) -> tuple[int, int, str]:
-    return _ORDER.index(root.kind), len(root.label), root.label
-
-
-def _leak(
-    analysis: Analysis,
-    root: Root,
-    keys: Collection[StorageKey],
-    left: Mapping[StorageKey, int],
-    files: Mapping[str, str],
-    lines: Mapping[StorageKey, str],
-    fixture: str,
-) -> HeldMemory:
-    text = telling_path(analysis, root.label, keys).text
-    largest = sorted(keys, key=lambda key: -left[key])
-    return HeldMemory(
-        holder=_written(root, text, files),
-        nbytes=sum(map(left.__getitem__, keys)),
-        storages=len(keys),
-        line=next((lines[key] for key in largest if lines.get(key)), ""),
-        fixture=fixture,
-        what="" if root.kind in ("name", "module") else root.what,
-    )
-
-
-def _written(root: Root, text: str, files: Mapping[str, str]) -> str:
-    """Return a way as `CACHE[3]` behind the file of its module. It ends where a graph begins."""
-    way, graph, _ = text.partition(GRAPH)
-    way += graph
-    if root.module in files and way.startswith(f"{root.module}."):
-        return f"{files[root.module]}: {way[len(root.module) + 1 :]}"
-    return way
-
-
-# --- births
-
+if TYPE_CHECKING:
+    from nbguard.memory.reports.notices.notice import StorageKey
 
 TEST = 0
 """The owner of tensors that the test itself makes, with its fixtures of the scope `function`. Others are ids of fixtures."""
@@ -133,6 +44,7 @@ class TensorBirths:
         self._new_gradients: dict[StorageKey, Any] = {}  # the same of those that the present test has left on older tensors
         self._prune_at = _PRUNE_AT
         self._is_reading = False
+        self._reader: _Reader | None = None
 
     def start(self) -> None:
         """Count all present tensors as old, and read young ones from now on."""
@@ -157,6 +69,12 @@ class TensorBirths:
             self._kinds = Kinds(WeakTypeTable)  # it is asked until the last test
         return self._kinds
 
+    def _reader_of(self) -> _Reader:
+        """Return a reader of the storages on the kind of device that counts."""
+        if self._reader is None or self._reader.tracked != self.tracked:
+            self._reader = _Reader(self.tracked)
+        return self._reader
+
     def note(self) -> None:
         """Note the young tensors that are new as the present owner's."""
         if (kinds := self._known_kinds()) is None:
@@ -180,7 +98,7 @@ class TensorBirths:
         weak_ones = list(self._made.get(owner, {}).values())  # at once: a collection may add to them at any line
         made = [tensor for weak in weak_ones if (tensor := weak()) is not None]
         with _no_code_of_subclasses():
-            reader = _Reader(self.tracked)
+            reader = self._reader_of()
             found = reader.held_by(made)
             if owner == TEST:
                 older = (tensor for weak in self._old.values() if (tensor := weak()) is not None)
@@ -204,7 +122,7 @@ class TensorBirths:
 
     def hand_over(self, keys: Iterable[StorageKey], heir: int) -> None:
         """Make the test's tensors on these storages a fixture's, which keeps them."""
-        wanted, reader = set(keys), _Reader(self.tracked)
+        wanted, reader = set(keys), self._reader_of()
         made, heirs = self._made.get(TEST, {}), self._made.setdefault(heir, {})
         with _no_code_of_subclasses():
             for key, weak in list(made.items()):
@@ -213,7 +131,7 @@ class TensorBirths:
                     heirs[key] = made.pop(key)
 
     def _grow_old(self, tensors: Iterable[Any]) -> None:
-        reader = _Reader(self.tracked)
+        reader = self._reader_of()
         with _no_code_of_subclasses():
             for tensor in tensors:
                 weak = weak_reference(tensor)
@@ -237,7 +155,7 @@ class _Reader:
     """Reads the storages of tensors on one kind of device."""
 
     def __init__(self, tracked: str) -> None:
-        self._tracked = tracked
+        self.tracked = tracked
         self._autograd = Autograd()
 
     def storages(self, tensors: Iterable[Any]) -> Iterator[tuple[StorageKey, int, Any]]:
@@ -248,7 +166,7 @@ class _Reader:
             try:
                 storage = self._autograd.storage(tensor)
                 device = str(storage.device)
-                if device.partition(":")[0] != self._tracked:
+                if device.partition(":")[0] != self.tracked:
                     continue
                 address, nbytes = storage.data_ptr(), storage.nbytes()
             except (RuntimeError, AttributeError, NotImplementedError):  # sparse and wrapper tensors have parts instead

@@ -13,23 +13,22 @@ from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback
 
 from nbguard.errors import in_one_line, line_of
-from nbguard.frontend.gpu_leaks.births import TEST, TensorBirths, judge
+from nbguard.frontend.gpu_leaks.births import TEST, TensorBirths
 from nbguard.frontend.gpu_leaks.results import HeldMemory, MemoryOfTest
 from nbguard.frontend.gpu_leaks.summary import DEVICE, JUDGED, MEMORY, PROBLEM, LeakSummary
-from nbguard.memory.core.facts import Facts
-from nbguard.memory.reports.notices.notice import StorageKey
 from nbguard.memory.scan.devices.counters import counted_devices
 from nbguard.memory.scan.devices.cuda import nested_stats, tracked_device
-from nbguard.memory.scan.heap.kinds import module_namespaces
-from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.plain_data import to_plain
 from nbguard.units import parse_bytes
+
+if TYPE_CHECKING:
+    from nbguard.memory.reports.notices.notice import StorageKey
 
 # --- The most memory that a test's tensors take at a time, for tests with a mark.
 
@@ -321,6 +320,9 @@ class LeakWatch:
 
     def _leaks(self, item: pytest.Item, left: dict[str, dict[StorageKey, int]], least: int) -> tuple[list[HeldMemory], int]:
         """Return the leaks of owners, by their labels, and the bytes on the instance of the test's class."""
+        from nbguard.frontend.gpu_leaks.verdict import allocation_sites, judge, user_files
+        from nbguard.memory.scan.scan import Notebook, scan
+
         labels = dict[str, int]()
         for key, fixture in self._fixtures.items():
             label = label_of(fixture)
@@ -331,8 +333,8 @@ class LeakWatch:
         notebook = replace(Notebook.current(namespace), in_use=namespace.keys())  # or all of pytest would be walked
         analysis = scan(notebook, tracked=self._births.tracked).analysis
         del notebook, living, namespace, instance  # they are the user's
-        files = _files(item.config.rootpath)
-        lines = _sites(analysis.facts) if self._lines is None else self._lines.lines
+        files = user_files(item.config.rootpath)
+        lines = allocation_sites(analysis.facts) if self._lines is None else self._lines.lines
         found, kept = list[HeldMemory](), 0
         for owner, nbytes in left.items():
             verdict = judge(analysis, nbytes, (*labels, _INSTANCE), files, lines, owner)
@@ -365,27 +367,6 @@ def _drop_arguments(item: pytest.Item) -> None:
     arguments = getattr(item, "funcargs", None)
     if type(arguments) is dict:
         arguments.clear()
-
-
-def _sites(facts: Facts) -> dict[StorageKey, str]:
-    """Return the lines that allocated blocks, where the user has the allocator's history recorded."""
-    return {
-        (device.device, block.address): block.site
-        for device in facts.devices
-        for segment in device.segments or ()
-        for block in segment.blocks
-        if block.site
-    }
-
-
-def _files(root: Path) -> dict[str, str]:
-    """Return the files of the modules below the root folder of the tests, by the modules' names."""
-    files = {}
-    for name, namespace in module_namespaces().items():
-        file = namespace.get("__file__")
-        if type(file) is str and Path(file).is_relative_to(root):
-            files[name] = Path(file).relative_to(root).as_posix()
-    return files
 
 
 def _properties(memory: MemoryOfTest) -> list[tuple[str, object]]:
