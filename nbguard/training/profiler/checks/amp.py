@@ -376,7 +376,10 @@ class AmpWatch:
 
 
 def _is_scaled(node: Any) -> bool:
-    """Say whether the graph of a loss ends with factors that scale it. One of a device is not read: it may be any."""
+    """Say whether the graph of a loss ends with factors that scale it.
+
+    A factor on a device is not read and may be any, and so may each before PyTorch 2.9, which runs the hooks that packed it.
+    """
     factor = 1.0
     for _ in range(_DEEPEST):
         name = type(node).__name__
@@ -386,10 +389,11 @@ def _is_scaled(node: Any) -> bool:
         if name in _FACTORS:
             is_first = node.next_functions[0][0] is not None
             saved = node._raw_saved_other if is_first else node._raw_saved_self
-            if saved.unpack_hook is not None or not saved.data.is_cpu or saved.data.numel() != 1:
-                return name == _MULTIPLIES
-            value = float(saved.data)
-            factor *= value if name == _MULTIPLIES else 1 / (value or 1)
+            if getattr(saved, "unpack_hook", saved) is None and saved.data.is_cpu and saved.data.numel() == 1:
+                value = float(saved.data)
+                factor *= value if name == _MULTIPLIES else 1 / (value or 1)
+            elif name == _MULTIPLIES:
+                return True
         (node,) = children
     return abs(factor) >= _SCALED
 
