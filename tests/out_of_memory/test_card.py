@@ -146,6 +146,18 @@ def test_what_the_run_itself_had_taken_does_not_let_it_through() -> None:
     assert _card(facts).taken == 3 * GiB
 
 
+@pytest.mark.parametrize("total", [4 * GiB, 40 * GiB])
+def test_names_that_the_run_left_make_room_for_a_smaller_run(total: int) -> None:
+    """So they do where the device is too small for the cell as it is: the cleanup alone leaves them to the smaller run."""
+    fact = OomFact(device="cuda:0", requested=2 * GiB, makes=("hidden",), bound=("hidden",))
+    facts = _recorded(_case(names={"hidden": 2 * GiB}, error=GiB, free=GiB, total=total, fact=fact), took=3 * GiB)
+
+    (fix,) = [fix for fix in _card(facts).fixes if "hidden" in fix.words]
+
+    assert (fix.nbytes, fix.enough, fix.commands) == (3 * GiB, False, ("%reset_gpu", "%reset_gpu hidden"))
+    assert fix.words == "releases hidden, which the same cell makes again; 4 GiB can be allocated then, for a smaller run"
+
+
 def test_of_both_only_the_others_count() -> None:
     exact, more = (_case(asked, error=3 * GiB, out=GiB, free=GiB) for asked in (2 * GiB, 2 * GiB + 1))
 
