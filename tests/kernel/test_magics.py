@@ -65,6 +65,7 @@ def test_the_graphs_of_a_name_are_a_finding_with_the_line_that_frees_them(notebo
         ("out = [net(x) for _ in range(7)]; other = out[2]", "out[:] = [each.detach() for each in out]", 6),
         ("out = [net(x), 3.0]", "out[0].detach_();", 1),
         ("out = net(x); alias = out", "%gpumem why out", 0),
+        ("alias = 0; out = net(x); out_loss = out.square().mean()", "out_loss = out_loss.detach(); out = out.detach()", 1),
     ):
         notebook.run(f"other = None; {made}").ok()
         notebook.run("%gpumem -o before").ok()

@@ -120,6 +120,21 @@ def test_an_interrupt(notebook: Kernel) -> None:
     assert notebook.value(UNTOUCHED)
 
 
+def test_an_interrupt_before_the_cell_begins(notebook: Kernel) -> None:
+    notebook.run(
+        "from nbguard.training.profiler.record.learner_loop import LearnerLoop\nstart = LearnerLoop.start\n"
+        "def interrupted(self): raise KeyboardInterrupt\nLearnerLoop.start = interrupted"
+    ).ok()
+
+    cell = notebook.run("%%profile_fit\nreached = 1", stop_on_error=False)
+
+    assert cell.error == ("KeyboardInterrupt", "%%profile_fit was interrupted before the cell began; none of its lines ran")
+    notebook.run("LearnerLoop.start = start").ok()
+    assert notebook.value("'reached' in globals()") is False
+    assert notebook.value(UNTOUCHED)
+    assert "nothing was trained" in notebook.run("%%profile_fit\nreached = 1").ok().text
+
+
 @pytest.mark.parametrize(
     "body",
     [

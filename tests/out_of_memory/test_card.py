@@ -146,6 +146,34 @@ def test_what_the_run_itself_had_taken_does_not_let_it_through() -> None:
     assert _card(facts).taken == 3 * GiB
 
 
+@pytest.mark.parametrize("total", [4 * GiB, 40 * GiB])
+def test_names_that_the_run_left_make_room_for_a_smaller_run(total: int) -> None:
+    """So they do where the device is too small for the cell as it is: the cleanup alone leaves them to the smaller run."""
+    fact = OomFact(device="cuda:0", requested=2 * GiB, makes=("hidden",), bound=("hidden",))
+    facts = _recorded(_case(names={"hidden": 2 * GiB}, error=GiB, free=GiB, total=total, fact=fact), took=3 * GiB)
+
+    (fix,) = [fix for fix in _card(facts).fixes if "hidden" in fix.words]
+
+    assert (fix.nbytes, fix.enough, fix.commands) == (3 * GiB, False, ("%reset_gpu", "%reset_gpu hidden"))
+    assert fix.words == "releases hidden, which the same cell makes again; 4 GiB can be allocated then, for a smaller run"
+
+
+@pytest.mark.parametrize(("asked", "verdict"), [(20 * MiB, RerunVerdict.UNKNOWN), (22 * MiB, RerunVerdict.SHORT)])
+def test_requests_of_many_sizes_ask_for_the_same_segment(asked: int, verdict: RerunVerdict) -> None:
+    """PyTorch says 20 MiB of each from 1 to 10 MiB: a free block of 14 MiB may serve it, and never one of 20 MiB and more."""
+    facts = _case(asked, names={"kept": 6 * MiB}, out=14 * MiB, free=0)
+    facts = replace(facts, devices=(replace(facts.devices[0], segments=tuple(_segments(facts.graph, together=True))),))
+
+    assert _cleanup(facts).verdict is verdict
+
+
+@pytest.mark.parametrize(("total", "never"), [(30 * MiB, False), (24 * MiB, True), (18 * MiB, True)])
+def test_a_cell_whose_request_may_be_small_is_not_said_to_need_a_segment_more(total: int, never: bool) -> None:
+    facts = _case(20 * MiB, error=24 * MiB, free=0, total=total, fact=OomFact(device="cuda:0", requested=20 * MiB))
+
+    assert any(fix.verdict is RerunVerdict.NEVER for fix in _card(_recorded(facts, took=24 * MiB)).fixes) is never
+
+
 def test_of_both_only_the_others_count() -> None:
     exact, more = (_case(asked, error=3 * GiB, out=GiB, free=GiB) for asked in (2 * GiB, 2 * GiB + 1))
 

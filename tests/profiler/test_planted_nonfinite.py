@@ -339,6 +339,25 @@ class Root(nn.Module):
         return self.head(self.gate(self.body(x)))  # type: ignore[no-any-return]
 
 
+class _Built(nn.Sequential):
+    """A model that is called on tensors without data first, as Keras does to know its shapes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.is_meta else super().forward(x)
+
+
+def test_a_model_that_was_called_on_meta_tensors_first_is_watched() -> None:
+    def run() -> None:
+        model = _Built(*net())
+        model(torch.empty(4, 3, device="meta"))
+        loop(model, log, data(special=-9.0))
+
+    watched = Watched(run)
+
+    assert watched.operation is not None
+    assert watched.operation.name == "log"
+
+
 def test_an_operation_of_a_module_is_named_with_the_module() -> None:
     seed()
     fit = Watched(lambda: loop(Root(), nn.functional.mse_loss, data(x=-100.0)))

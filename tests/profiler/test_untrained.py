@@ -122,6 +122,17 @@ def test_an_optimizer_of_an_earlier_model() -> None:
     assert is_silent(lambda: train(model := body(), ADAM(model.parameters(), 1e-2)))
 
 
+def test_an_optimizer_that_trained_an_earlier_model() -> None:
+    """Its parameters had gradients then, and a state of it says so; in this fit they had none."""
+    optimizer = ADAM((earlier := body()).parameters(), 1e-2)
+    train(earlier, optimizer)
+
+    report, _ = profiled(lambda: train(body(), optimizer))
+
+    (problem,) = [finding for finding in report.findings if finding.severity == "problem"]
+    assert "none of them had a gradient at any step of this fit; gradients reached `0.weight`" in problem.evidence
+
+
 def copied(model: nn.Sequential) -> nn.Sequential:
     return copy.deepcopy(model)
 

@@ -221,7 +221,33 @@ def test_a_list_of_losses_with_graphs_is_a_finding(what: str, command: str, free
     assert (finding.kind, finding.command, finding.advice.frees) == ("graph", command, frees)
 
 
-@pytest.mark.parametrize(("has_model", "told"), [(True, []), (False, ["graph", "graph"])])
+def _evaluated(*, is_saved: bool) -> Facts:
+    """Return the facts of outputs and their loss that share a graph; `is_saved`: the loss has saved the outputs."""
+    graph = make_graph(
+        {"out": ["out"], "loss": ["loss"]},
+        {
+            "out": {" → graph": "g"},
+            "loss": {" → graph": "h"},
+            "h": {"": "g", **({" saved": "out"} if is_saved else {})},
+            "g": {"": "x"},
+        },
+        {"out": 4, "loss": 4, "x": MiB},
+        {"out": "tensor", "loss": "tensor", "g": "graph", "h": "graph", "x": "tensor"},
+    )
+    return make_facts(graph)
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_names_that_keep_the_same_graph_are_detached_together(is_saved: bool) -> None:
+    """As `outputs` and `loss` of a loop that evaluates with gradients: neither line alone frees anything."""
+    (finding,) = build_report(Analysis(_evaluated(is_saved=is_saved))).findings
+
+    assert (finding.kind, finding.advice.frees) == ("graph", MiB)
+    assert finding.command == "loss = loss.detach(); out = out.detach()"
+    assert finding.sentence.startswith("loss and out keep an autograd graph alive (1 MiB): ")
+
+
+@pytest.mark.parametrize(("has_model", "told"), [(True, []), (False, ["graph"])])
 def test_a_loss_of_a_model_that_a_name_has_keeps_nothing_alive(has_model: bool, told: list[str]) -> None:
     """As `outputs` and `loss` after any training loop: their graph leads to the model's parameters, and to nothing else."""
     graph = make_graph(

@@ -37,8 +37,12 @@ class CellProfile:
         self._profile = profile
         self._show = show
         self._say = say
-        profile.start()
         self._end = CellEnd(shell, self._ended, profile.ends)
+        try:
+            profile.start()
+        except BaseException:
+            self._end.cancel()
+            raise
 
     def cancel(self) -> None:
         """End the profile without a report: the extension is unloaded."""

@@ -68,7 +68,7 @@ class CellEnd:
         __tracebackhide__ = True
         is_cells = named.get("running_compiled_code") and not self._inside and threading.get_ident() == self._thread
         if is_cells and self._failed is not None:
-            with suppress(Exception):  # the user's traceback comes in any case
+            with suppress(Exception, KeyboardInterrupt):  # the user's traceback comes in any case
                 self._failed(sys.exc_info()[1])
         return self._show(*args, **named)
 

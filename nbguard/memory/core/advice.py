@@ -218,6 +218,15 @@ def detach(name: str, container: str, cut: frozenset[tuple[int, int]]) -> Advice
     return Advice(command=command, effect="keeps the values without their graphs", cut=cut)
 
 
+def detach_together(lines: Sequence[Advice]) -> Advice:
+    """Return one line that does all of these, for names whose common graph none of them frees alone."""
+    command, cut = (
+        "; ".join(line.command.removesuffix(";") for line in lines),
+        frozenset(edge for line in lines for edge in line.cut),
+    )
+    return Advice(command=command, effect=lines[0].effect, cut=cut)
+
+
 def detach_in_place(code: str, cut: frozenset[tuple[int, int]]) -> Advice:
     """Return the line that takes tensors off their graphs where they are; IPython neither shows nor keeps its result."""
     return Advice(command=f"{code};", effect="keeps the values without their graphs", cut=cut)

@@ -462,6 +462,14 @@ def largest_request_in(segment: int) -> int:
     return SMALL_MAX if segment == _SMALL_SEGMENT else segment
 
 
+def smallest_request_in(segment: int) -> int:
+    """Return the smallest request that PyTorch may have asked the device for `segment` bytes for.
+
+    Two sizes of segments are for requests of many sizes. Others are taken for the request's own, up to 2 MiB smaller.
+    """
+    return {_SMALL_SEGMENT: _MINIMUM, _LARGE_SEGMENT: SMALL_MAX + _MINIMUM}.get(segment, segment)
+
+
 def largest_segment_within(nbytes: int) -> int:
     """Return the largest size of a segment of up to `nbytes`, where an error tells it rounded; above 10 MiB whole steps."""
     return nbytes // _STEP * _STEP if nbytes >= _MIN_LARGE else nbytes

@@ -17,6 +17,7 @@ from nbguard.memory.core.requests import (
     returnable,
     rounded_to_blocks,
     segment_size,
+    smallest_request_in,
 )
 
 # --- Predictions on a fit that ran out of memory: a batch that fits, and changes that save memory.
@@ -148,6 +149,16 @@ class FailedRequest:
         if self.is_of_host:
             return most
         return largest_request_in(largest_segment_within(most) if self.oom.slack else most)
+
+    @property
+    def smallest(self) -> FailedRequest:
+        """Return the smallest request with a segment of the same size, or itself where the size is not known."""
+        if self.oom.requested is None or self.is_of_host:
+            return self
+        most = self.oom.requested + self.oom.slack
+        segment = largest_segment_within(most) if self.oom.slack else most
+        least = smallest_request_in(segment)
+        return self if least == segment else replace(self, oom=replace(self.oom, requested=least, slack=0))
 
     @property
     def nbytes_with_segment(self) -> int:

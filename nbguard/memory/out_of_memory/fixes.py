@@ -136,7 +136,7 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
     if context.request.oom.is_final:
         return _of_next_run(context)
     if context.rerun.can_never_fit:
-        every = [fix for rule in (_never, _smaller, _cleanup, _fragmented) for fix in rule(context)]
+        every = [fix for rule in (_never, _smaller, _cleanup, _leftovers, _fragmented) for fix in rule(context)]
         return tuple(sorted(every, key=lambda fix: fix.verdict is not RerunVerdict.NEVER))
     rules = (
         _again,
@@ -255,7 +255,10 @@ def _leftovers(context: OomContext) -> Iterator[Fix]:
     names = ", ".join(context.leftovers)
     words = f"releases {names}, which the same cell makes again; {largest} can be allocated then"
     nbytes = context.request.nbytes_here(base.after.freed)
-    words += _not_known(context) if base.verdict is RerunVerdict.REQUEST else ""
+    if base.verdict is RerunVerdict.REQUEST:
+        words += _not_known(context)
+    elif base.verdict is RerunVerdict.SHORT:
+        words += ", for a smaller run"
     yield Fix(words=words, advice=base.advice, nbytes=nbytes, verdict=base.verdict, loss=_LEFT)
 
 

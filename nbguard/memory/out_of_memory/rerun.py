@@ -149,7 +149,7 @@ class Rerun:
         device = self.request.device
         segments = () if device is None else device.facts.segments or ()
         beyond -= fragmentation(segments, self._addresses(back)).stranded
-        return self._fits(replace(after, freed=back), max(0, beyond)) is False
+        return self._fits(replace(after, freed=back), max(0, beyond), request=self._smallest) is False
 
     def _at_most(self) -> Iterator[int]:
         """Yield bounds of the bytes that the next run takes of the device, at any time until the request has succeeded."""
@@ -263,7 +263,12 @@ class Rerun:
         """
         surely = max(0, self.needed - (self.since or 0)) if self.is_taken_exact else 0  # the rest may have been unreachable
         list_bytes = 0 if self._elements_left is None else (self.request.oom.elements or 0) * self._segment
-        return max(surely + self._segment, list_bytes)
+        return max(surely + (self._smallest.nbytes or 0), self._segment, list_bytes)
+
+    @cached_property
+    def _smallest(self) -> FailedRequest:
+        """Return the smallest request that the error may tell of; of a list's elements, as they are told by their blocks."""
+        return self.request if self.is_list_known else self.request.smallest
 
     @cached_property
     def _segment(self) -> int:
@@ -299,8 +304,10 @@ class Rerun:
         alone = self._fits(after, 0)
         if alone is None:
             return RerunVerdict.UNKNOWN
-        if not alone or self.can_never_fit or self._fails_surely(after):
+        if self.can_never_fit or self._fails_surely(after):
             return RerunVerdict.SHORT
+        if not alone:  # one as large as the segment that was asked for
+            return RerunVerdict.UNKNOWN if self._fits(after, 0, request=self._smallest) else RerunVerdict.SHORT
         comes_further = self._comes_further(after)
         if comes_further or self._fits_beside_one_of(after, self._at_most(), self.request):
             is_enough = not self._caught_others and all(self._passes(run, after) for run in self.further)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Set
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from nbguard.memory.cleanup.figures import errors_of_names, handles, holdings_of, release_of_root
 from nbguard.memory.cleanup.plan.optional_steps import held_by_errors, idle_workers, words_on_kept_error
@@ -32,6 +33,9 @@ _WORTH_NAMING = 0.3
 
 _NAMED = 3
 """Holders that a finding on objects left out names."""
+
+_TOGETHER = 5
+"""Names at most that one line detaches."""
 
 _COLLECTED = frozenset({"list", "tuple", "set", "dict", "deque", "defaultdict", "OrderedDict"})
 """Containers that code fills bit by bit."""
@@ -90,32 +94,90 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
     entries = [[node for root in holder.roots for node in graph.roots[root].nodes] for holder in named]
     everything = [node for root in graph.roots for node in root.nodes]
     without = owners_of_nodes(graph, [*entries, everything], blocked=nodes)
-    kept = [0] * len(named)
+    kept = Counter[int]()  # bytes by the set of names that reach them
     whole = owners_of_storages(graph, owners_of_nodes(graph, entries))
     for storage, owners, apart in zip(graph.storages, whole, owners_of_storages(graph, without), strict=True):
-        for number in bits_of(owners) if not apart else ():
-            kept[number] += storage.nbytes
+        if not apart:
+            kept[owners] += storage.nbytes
+    keepers: dict[int, _Keeper] = {}
     with_graph = {n for n, node in enumerate(graph.nodes) if node.kind == "tensor" and not nodes.isdisjoint(node.children)}
     for number, holder in enumerate(named):
-        if kept[number] < worth or graph.nodes[min(entries[number])].kind == "learner":
+        nbytes = sum(size for owners, size in kept.items() if owners >> number & 1)
+        if nbytes < worth or graph.nodes[min(entries[number])].kind == "learner":
             continue
         heads = {n for n in with_graph if without[n] >> number & 1}
         heads -= {child for head in heads for child in graph.nodes[head].children}  # a view's base is not one more
         if heads:
             many = counted(len(heads), "autograd graph") if len(heads) > 1 else "an autograd graph"
             least = "at least " if holder.at_least else ""
-            keeps = f"{holder.label} keeps {many} alive ({least}{format_bytes(kept[number])}): "
-            yield _graph_finding(facts, graph.roots[holder.roots[0]], keeps)
+            keeps = f"{holder.label} keeps {many} alive ({least}{format_bytes(nbytes)}): "
+            root = graph.roots[holder.roots[0]]
+            line = detached(graph, root)
+            freed = promised(facts, (line,)) if line.command else None
+            keepers[number] = _Keeper(root=root, keeps=keeps, nbytes=nbytes, line=replace(line, frees=freed or None))
+    yield from _graphs_of(facts, keepers, kept)
 
 
-def _graph_finding(facts: Facts, root: Root, keeps: str) -> Finding:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keeper:
+    """A name that keeps autograd graphs."""
+
+    root: Root
+    keeps: str  # the beginning of the sentence
+    nbytes: int  # that nothing but graphs keeps
+    line: Advice  # that detaches it, with the bytes that it frees; without a command where there is none
+
+
+def _graphs_of(facts: Facts, keepers: Mapping[int, _Keeper], kept: Mapping[int, int]) -> Iterator[Finding]:
+    """Yield a finding for each name, or one for names whose common graph none of them frees alone.
+
+    `kept`: the bytes by the set of names, as of their numbers, that reach them.
+    """
+    little = sum(1 << number for number, keeper in keepers.items() if 2 * (keeper.line.frees or 0) < keeper.nbytes)
+    told = 0
+    for number, keeper in keepers.items():
+        group = _connected(1 << number, {owners & little for owners in kept}) if little >> number & 1 else 0
+        if told >> number & 1:
+            continue
+        together = [keepers[each] for each in bits_of(group)]
+        nbytes = sum(size for owners, size in kept.items() if owners & group)
+        line = _detached_together(facts, together) if 1 < len(together) <= _TOGETHER else advice.NONE
+        if 2 * (line.frees or 0) < max(nbytes, 1):
+            yield _graph_finding(facts, keeper)
+            continue
+        told |= group
+        *names, last = (each.root.label for each in together)
+        keep = f"{', '.join(names)} and {last} keep an autograd graph alive ({format_bytes(nbytes)}): "
+        yield Finding("graph", keep + line.code + f" frees {format_bytes(line.frees or 0)}", line)
+
+
+def _connected(group: int, shared: Collection[int]) -> int:
+    """Return a group of names, and all names that share bytes with one of them, and so on."""
+    before = 0
+    while group != before:
+        before = group
+        for owners in shared:
+            group |= owners if owners & group else 0
+    return group
+
+
+def _detached_together(facts: Facts, keepers: Sequence[_Keeper]) -> Advice:
+    """Return the line that detaches all of these names, with the bytes that it frees; `NONE` if one cannot be."""
+    lines = [detached(facts.graph, each.root, [other.root for other in keepers]) for each in keepers]
+    if not all(line.command for line in lines):
+        return advice.NONE
+    line = advice.detach_together(lines)
+    return replace(line, frees=promised(facts, (line,)))
+
+
+def _graph_finding(facts: Facts, keeper: _Keeper) -> Finding:
     """Return the finding on a name that keeps graphs, with the line that frees them, or the change that makes none."""
-    graph = facts.graph
-    line, collected = detached(graph, root), graph.nodes[root.nodes[0]].type_name in _COLLECTED
+    root, keeps, line = keeper.root, keeper.keeps, keeper.line
+    collected = facts.graph.nodes[root.nodes[0]].type_name in _COLLECTED
     append = "append `loss.item()` or `t.detach()`"
-    if line.command and (frees := promised(facts, (line,))):
+    if line.frees:
         later = f", and {append} from now on" if collected else ""
-        return Finding("graph", keeps + line.code + f" frees {format_bytes(frees)}{later}", replace(line, frees=frees))
+        return Finding("graph", keeps + line.code + f" frees {format_bytes(line.frees)}{later}", line)
     why = advice.why(root.label)
     how = append if collected else "compute it under `torch.no_grad()` if no backward pass follows"
     return Finding("graph", f"{keeps}{how}, or see " + why.code, why)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from nbguard.errors import NbguardError, StoppedAtNaN
 from nbguard.files import check_path
+from nbguard.memory.cleanup.apply.interrupts import postponed
 from nbguard.memory.scan.pause import keep_garbage
 from nbguard.processor_time import thread_time_ns
 from nbguard.training.profiler.analysis.compare import FitSamples
@@ -213,16 +214,18 @@ class FitProfile:
         instruments = Instruments(self._options, Recorder(), self._counter)
         try:
             instruments.start()
+            if self._options.survive:
+                instruments.recorder.subscribe("learner", self._survives)
+                instruments.recorder.subscribe("fit ends", self._survives_no_more)
+            self._operations = operations_so_far()
+            _running, self._instruments = self, instruments
+            self._own = replace(self._own, before=self._own.before + thread_time_ns() - begun)
+            self._began = process_time_ns()
         except BaseException:  # an interrupt: nothing of ours stays up
-            instruments.stop()
+            with postponed():
+                instruments.stop()
+                _running = self._instruments = None
             raise
-        if self._options.survive:
-            instruments.recorder.subscribe("learner", self._survives)
-            instruments.recorder.subscribe("fit ends", self._survives_no_more)
-        self._operations = operations_so_far()
-        _running, self._instruments = self, instruments
-        self._own = replace(self._own, before=self._own.before + thread_time_ns() - begun)
-        self._began = process_time_ns()
 
     def joins(self, learner: Any, ended: Callable[[BaseException | None], None]) -> None:
         """Say that a fit of a Learner goes on already; `ended` is called once, with the exception that ended it or None."""
@@ -247,15 +250,14 @@ class FitProfile:
 
     def ends(self, error: BaseException | None) -> None:
         """End the recording now, with everything taken down; code from here until `finish` is no part of the fit."""
-        if self._instruments is not None and self._log is None:
-            self._log = self._ended(self._instruments, error)
-
-    def _ended(self, instruments: Instruments, error: BaseException | None) -> PhaseLog:
-        self._own, begun = replace(self._own, process=max(process_time_ns() - self._began, 1)), thread_time_ns()
-        instruments.ended(error)
-        log = instruments.stop()
-        self._own = replace(self._own, after=thread_time_ns() - begun)
-        return log
+        global _running
+        if self._instruments is None or self._log is not None:
+            return
+        with postponed():
+            self._own, begun = replace(self._own, process=max(process_time_ns() - self._began, 1)), thread_time_ns()
+            self._instruments.ended(error)
+            self._log, _running = self._instruments.stop(), None
+            self._own = replace(self._own, after=thread_time_ns() - begun)
 
     def finish(self, error: BaseException | None = None, title: str = "", key: str = "") -> FitReport:
         """Take everything down and return the report.
@@ -269,12 +271,11 @@ class FitProfile:
             return self._finish(error, title, key)
 
     def _finish(self, error: BaseException | None, title: str, key: str) -> FitReport:
-        global _running
-        if self._instruments is None or self._outputs is None:
+        self.ends(error)
+        if self._instruments is None or self._outputs is None or self._log is None:
             return self.report
-        instruments, self._instruments = self._instruments, None
-        log, self._log = self._log or self._ended(instruments, error), None
-        begun, _running = thread_time_ns(), None
+        (instruments, self._instruments), (log, self._log) = (self._instruments, None), (self._log, None)
+        begun = thread_time_ns()
         error_name = "" if error is None else type(error).__name__
         unknown: Ending = "error"
         unknown_failure: Failure = ""

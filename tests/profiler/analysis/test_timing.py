@@ -91,6 +91,17 @@ def test_a_loader_that_nobody_trains_on_has_as_many_batches_as_it_gave() -> None
     assert [batch[0] for batch in told(words)] == [1, 1, 1, 2, 2]
 
 
+def test_a_pass_for_which_no_model_is_called_is_no_validation() -> None:
+    """SentenceTransformer.fit makes a data set of its loader first; other loops compute the mean and deviation of the data."""
+    words = ">1 w5 o5 n1 >1 w5 o7 >1 w1 /1 >2 w1 f2 b3 >2 w1 f2 b3 >2 w1 /2 o1 >3 w1 f2 >3 w1 f2 >3 w1 /3"
+    divided = divide(log(words), [103])
+
+    assert [batch[0] for batch in told(words)] == [2, 2, 3, 3]
+    assert outside(words) == {"w": 13, "o": 13, "n": 1}
+    assert [moment.loop for moment in divided.moments] == [None]
+    assert [(epoch.is_training, epoch.batches) for epoch in timing_of(divided).epochs] == [(True, 2), (False, 2)]
+
+
 def test_an_evaluation_inside_a_batch_interrupts_it() -> None:
     words = ">1 w1 f1 b1 >2 w1 f5 >2 w1 f5 >2 w1 /2 o3 s2 | >1 w1 /1"
 

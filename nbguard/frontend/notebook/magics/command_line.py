@@ -73,11 +73,15 @@ def with_names_expanded(shell: Any, line: str) -> str:
     return expanded
 
 
-def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> Returned:
+def guarded(
+    name: str, call: Callable[..., Returned], *args: Any, when: str = "during its scan; nothing was changed", **kw: Any
+) -> Returned:
     """Call the API; an error becomes one line for the user, without a traceback of ours.
 
     The new error is raised when the old one is gone, not while it is handled: as its context, the old one's frames, which
     hold the user's objects, would become part of IPython's last error. That goes for an interrupt and our own mistakes too.
+
+    `when`: the end of the sentence on an interrupt.
     """
     interrupted = False
     try:
@@ -86,7 +90,7 @@ def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> 
     except NbguardError as error:
         message = str(error)
     except KeyboardInterrupt:
-        interrupted, message = True, f"{name} was interrupted during its scan; nothing was changed"
+        interrupted, message = True, f"{name} was interrupted {when}"
     except ModuleNotFoundError as error:
         message = _missing(error)
     except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user more than a line

@@ -162,4 +162,5 @@ class ProfileFitMagics(Magics):
             code=not options.no_code,
         )
         profile = session_of(self.shell).profile
-        guarded(_NAME, profile, chosen, lambda report: keep(self.shell, options, report), whole=options.all)
+        before = "before the cell began; none of its lines ran"
+        guarded(_NAME, profile, chosen, lambda report: keep(self.shell, options, report), when=before, whole=options.all)

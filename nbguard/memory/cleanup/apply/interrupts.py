@@ -1,4 +1,7 @@
-"""Ctrl-C during a cleanup, which stops the current step, while the steps done are still measured and reported."""
+"""Ctrl-C during a cleanup, which stops the current step, while the steps done are still measured and reported.
+
+Where something of ours is put up or taken down, it waits until that is done.
+"""
 
 from __future__ import annotations
 
@@ -45,3 +48,15 @@ class Interrupts:
             yield
         finally:
             self._allowed = False
+
+
+@contextmanager
+def postponed() -> Iterator[None]:
+    """Let SIGINT wait for the end of the block, and send it then to the handler that was there."""
+    interrupts = Interrupts()
+    try:
+        with interrupts:
+            yield
+    finally:
+        if interrupts.happened:
+            signal.raise_signal(signal.SIGINT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -36,8 +36,10 @@ _FEW_DETACHED = 3
 """Most of them that it names one by one."""
 
 
-def detached(graph: Graph, root: Root) -> Advice:
+def detached(graph: Graph, root: Root, along: Collection[Root] = ()) -> Advice:
     """Return the line that detaches a tensor with a name, or all tensors of a container; `NONE` if there is no such line.
+
+    `along`: roots of names that the same line detaches, which may lead to these tensors as well.
 
     A container has a line for its values only if each of them is a tensor; of others, such as a list of dicts, the tensors
     are detached where they are. Tensors that something else leads to keep their graphs, so nothing of these is cut.
@@ -51,7 +53,7 @@ def detached(graph: Graph, root: Root) -> Advice:
     is_all = root.what == f"{node.type_name} of {len(tensors) + len(node.repeated)}"  # else numbers, or tensors elsewhere
     if any(graph.nodes[n].kind != "tensor" for n in tensors) or (container and not is_all):
         return _in_place(graph, root)
-    others = [each for other in graph.roots if other is not root for each in other.nodes]
+    others = [each for other in graph.roots if other is not root and other not in along for each in other.nodes]
     shared = reach(graph, others, {(number, n) for n in tensors} if container else set[Edge]())
     cut = {edge for n in tensors if n not in shared for edge in _graph_edges(graph, n)}
     return advice.detach(root.label, container, frozenset(cut)) if cut else NONE

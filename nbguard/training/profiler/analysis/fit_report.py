@@ -98,7 +98,7 @@ def _without_gradients(optimizer: OptimizerFacts, facts: OptimizersFacts) -> Fit
         others = f"; gradients reached {_shown(facts.untaught)}, which no optimizer has" if facts.untaught else ""
         return _finding(
             f"{optimizer.name} trains nothing: none of its {count} is in a model that ran",
-            f"none of them ever had a gradient{others}; a model or layer was recreated after the optimizer",
+            f"none of them had a gradient at any step of this fit{others}; a model or layer was recreated after the optimizer",
             f"make the optimizer after the model and its layers: {_make(optimizer)}",
         )
     return _finding(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from nbguard.memory.cleanup.apply.interrupts import postponed
 from nbguard.memory.core.facts import Unavailable
 from nbguard.memory.scan.devices.host import usable_cores
 from nbguard.memory.scan.devices.nvml import NvmlReader
@@ -468,16 +469,17 @@ class Instruments:
 
         `iterator`: the one over its loader, if that was asked already.
         """
-        before, self._fit = self._fit, FitInstruments(self._options, self._counter, iterator)
-        loader = None if iterator is None else before.loaders.hand_over(iterator)
-        before.stop()
-        self._earlier.append(replace(before.observe(), mistakes=tuple(before.mistakes)))
-        self._places.append(at)
-        self.recorder.begin_fit(at, self._stays)
-        self._fit.start(self.recorder)
-        if loader is not None:
-            self._fit.loaders.take_over(iterator, loader)
-        self.loop.begins_fit()
+        with postponed():
+            before, self._fit = self._fit, FitInstruments(self._options, self._counter, iterator)
+            loader = None if iterator is None else before.loaders.hand_over(iterator)
+            before.stop()
+            self._earlier.append(replace(before.observe(), mistakes=tuple(before.mistakes)))
+            self._places.append(at)
+            self.recorder.begin_fit(at, self._stays)
+            self._fit.start(self.recorder)
+            if loader is not None:
+                self._fit.loaders.take_over(iterator, loader)
+            self.loop.begins_fit()
         if iterator is not None:
             self.recorder.emit("loader", iterator)
 

@@ -83,7 +83,7 @@ class OverheadWatch:
 
     def observe(self) -> int:
         """Return the nanoseconds that one mark costs the fit, with its share of everything else that is done in a batch."""
-        if not self._marks or not all(self._taken):
+        if not (self._marks and self._taken and all(self._taken)):
             return 0
         *calls, nothing = (median(taken) for taken in self._taken)
         if self._taken_by_loss:  # there are none where a model is only evaluated

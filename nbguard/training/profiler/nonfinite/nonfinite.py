@@ -279,6 +279,8 @@ class FiniteWatch:
         self._count_in_every_batch(self._first is None and self._counters.may_change(module))
 
     def _forward(self, module: Any, args: Any) -> None:
+        if self._device == "meta":  # Keras calls a model on tensors without data first, to know its shapes
+            self._device = device_type(self._torch, args)
         self._note_autocast()
         if self._is_counting:
             self._count_in_every_batch(self._counters.note(module))

@@ -112,7 +112,8 @@ class ForwardCall:
 
 def autocast_of(torch: Any, device: str) -> tuple[str, Any]:
     """Return autocast's settings for a type of device from here on: the device, and the dtype, None where it is off."""
-    return device, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    is_on = torch.amp.autocast_mode.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return device, torch.get_autocast_dtype(device) if is_on else None
 
 
 def device_type(torch: Any, args: Any) -> str:

@@ -177,6 +177,7 @@ class _Divider:
         self.fits = 0
         self._open: dict[int, _Loop] = {}  # by number, the innermost last
         self._beside: set[int] = set()  # iterators that are asked once for each batch of another: `zip(one, two)`
+        self._idle: set[int] = set()  # passes whose time is around the batches
         self._loops = 0
         self._loose: _Open | None = None  # a batch of a loop without a loader, or the code around it
         self._stepped: _Open | None = None  # the one before, after a step
@@ -200,7 +201,24 @@ class _Divider:
             self._keep(_STEPS, self._loose, is_complete=False)
         elif self._loose is not None:
             self.outside.update(self._loose.times)
+        self._set_aside()
         self.batches.sort(key=lambda batch: batch.start)
+
+    def _set_aside(self) -> None:
+        """Count passes for which no model was called around the batches, if the model of those that train is seen in its calls.
+
+        A loop over a loader computes the mean of its data, say, or makes a list of them.
+        """
+        if self.fits:  # the calls that a Learner's callbacks make of it have no marks
+            return
+        if not any(batch.is_training and phases.FORWARD in batch.times for batch in self.batches):
+            return
+        working = {batch.loop for batch in self.batches if batch.is_training or not _WORK.isdisjoint(batch.times)}
+        for batch in self.batches:
+            if batch.loop not in working:
+                self.outside.update(batch.times)
+                self._idle.add(batch.loop)
+        self.batches = [batch for batch in self.batches if batch.loop in working]
 
     def _add_marks(self, marks: PhaseLog, first: int, last: int, before: int) -> int:
         """Add the marks between two boundaries, which begin at `before`; return when the last one was set."""
@@ -353,7 +371,7 @@ class _Divider:
     def moments(self) -> Iterator[Moment]:
         """Yield the moments that were asked for, up to the end of the log."""
         for phase, batch in self._at:
-            is_kept = batch is not None and batch.loop is not None
+            is_kept = batch is not None and batch.loop is not None and batch.loop not in self._idle
             yield Moment(phase, batch.loop, batch.start) if batch is not None and is_kept else Moment(phase)
 
     def _keep(self, loop: int, batch: _Open, *, is_complete: bool) -> None:
