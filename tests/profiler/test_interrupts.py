@@ -61,9 +61,12 @@ def test_an_interrupt_where_another_fit_begins_ends_the_loop(monkeypatch: pytest
     """The instruments of the fit before it go with the last ones."""
     interrupts(monkeypatch, stack_sampler.StackSampler, "stop")
 
+    def twice() -> None:
+        train()
+        train()
+
     with pytest.raises(KeyboardInterrupt), profile_fit(show=False) as profile:
-        train()
-        train()
+        twice()
 
     assert not profile.report.notes
 
