@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -45,6 +46,13 @@ def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def watch(fit: Callable[[], Any], **settings: Any) -> MemoryReport | Unavailable:
@@ -150,6 +158,34 @@ def test_kept_batches_are_named_with_their_size() -> None:
     assert (found.holder, found.is_graph) == ("running run() → kept", False)
     assert found.held >= 20 * INPUT
     assert growth_finding(found).kind == "growth"
+
+
+class Cyclic:
+    """An object that only Python's garbage collector frees, with its tensor."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.me, self.tensor = self, tensor
+
+
+@pytest.mark.parametrize("keeps_graph", [False, True])
+def test_the_collection_advised_for_cycles_ends_their_growth(keeps_graph: bool, no_collections: None) -> None:
+    def run(collects_every: int = 0) -> MemoryReport:
+        numbers = itertools.count(1)
+
+        def keep(x: Any, loss: Any) -> None:
+            Cyclic((torch.empty(3 * MiB, dtype=torch.uint8), loss if keeps_graph else None))
+            if collects_every and next(numbers) % collects_every == 0:
+                gc.collect()
+
+        return memory_of(lambda: train(60, keep=keep))
+
+    found = run().growth
+    assert found is not None
+    assert found.root == "garbage"
+    change = growth_finding(found).change
+    every = re.fullmatch(r"call `gc\.collect\(\)` every (\d+) batches; at most 30\.?\d* MiB then waits for it", change)
+    assert every, change
+    assert run(int(every[1])).growth is None
 
 
 @pytest.mark.parametrize(("keep", "looks"), [(lambda _: bytearray(INPUT), 0), (lambda x: x, 2)], ids=["bytes", "tensors"])

@@ -131,13 +131,17 @@ def test_the_holder_is_the_place_below_which_the_growth_divides() -> None:
 
     found = grown(*looks, expected=8 * MiB)
 
-    assert found == Grown(holder="running train() → losses", nbytes=8 * (MiB + KiB), held=23 * (MiB + KiB), is_graph=True)
+    assert found == Grown(
+        holder="running train() → losses", root="frame", nbytes=8 * (MiB + KiB), held=23 * (MiB + KiB), is_graph=True
+    )
 
 
 def test_tensors_without_a_graph_are_not_said_to_have_one() -> None:
     looks = [holder_sizes(_graph(count, with_graph=False), {1: "kept"}) for count in (15, 23)]
 
-    assert grown(*looks, expected=8 * KiB) == Grown(holder="running train() → kept", nbytes=8 * KiB, held=23 * KiB)
+    found = grown(*looks, expected=8 * KiB)
+
+    assert found == Grown(holder="running train() → kept", root="frame", nbytes=8 * KiB, held=23 * KiB)
 
 
 def test_graphs_that_lost_their_tensors_are_told_by_their_nodes() -> None:
@@ -162,18 +166,18 @@ def test_what_all_graphs_share_does_not_hide_that_they_are_kept() -> None:
 
 def test_what_another_look_names_otherwise_has_not_grown() -> None:
     """Seen where a process had 12 MB that only libraries held: which of these has a name may differ from look to look."""
-    before = HolderSizes({("libraries (dict)",): 12 * MiB, ("kept",): MiB}, {}, frozenset({"libraries (dict)"}))
+    before = HolderSizes({("libraries (dict)",): 12 * MiB, ("kept",): MiB}, {}, {"libraries (dict)": "library"})
     sizes = {("libraries (OrderedDict)",): 12 * MiB, ("kept",): 3 * MiB}
-    after = HolderSizes(sizes, {}, frozenset({"libraries (OrderedDict)"}))
+    after = HolderSizes(sizes, {}, {"libraries (OrderedDict)": "library"})
 
     assert grown(before, after, expected=2 * MiB) == Grown(holder="kept", nbytes=2 * MiB, held=3 * MiB)
 
 
 def test_a_library_that_holds_more_by_the_same_name_has_grown() -> None:
     label = "libraries (dict)"
-    before, after = (HolderSizes({(label,): size * MiB}, {}, frozenset({label})) for size in (1, 5))
+    before, after = (HolderSizes({(label,): size * MiB}, {}, {label: "library"}) for size in (1, 5))
 
-    assert grown(before, after, expected=4 * MiB) == Grown(holder=label, nbytes=4 * MiB, held=5 * MiB)
+    assert grown(before, after, expected=4 * MiB) == Grown(holder=label, root="library", nbytes=4 * MiB, held=5 * MiB)
 
 
 def test_what_is_merely_replaced_has_not_grown() -> None:

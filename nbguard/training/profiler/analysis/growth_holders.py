@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from nbguard.memory.core.facts import Graph, Root
+from nbguard.memory.core.facts import Graph, Root, RootKind
 from nbguard.memory.core.references.graph import GRAPH, STALE_KINDS, shortest_paths
 from nbguard.units import KiB
 
@@ -37,8 +37,12 @@ class HolderSizes:
 
     nbytes: Mapping[HolderPath, int]  # by place
     nodes: Mapping[HolderPath, int]  # by place, which ends with `GRAPH`
-    libraries: frozenset[str] = frozenset()  # roots of memory that only libraries hold: another scan may name them otherwise
+    kinds: Mapping[str, RootKind] = field(default_factory=dict)  # of the roots, by the first step of a place
     types: Mapping[HolderPath, str] = field(default_factory=dict)  # class names of the objects at each place, and above
+
+    def root(self, at: HolderPath) -> RootKind:
+        """Return the kind of the root where the way to a place begins."""
+        return self.kinds.get(at[0], "name")
 
 
 def holder_sizes(graph: Graph, names: Mapping[int, str], older: Collection[int] = ()) -> HolderSizes:
@@ -74,8 +78,7 @@ def holder_sizes(graph: Graph, names: Mapping[int, str], older: Collection[int] 
             if size:
                 graph_place = (*place, GRAPH)
                 nodes[graph_place] = nodes.get(graph_place, 0) + size
-    libraries = frozenset(root.label for root in roots if root.kind == "library")
-    return HolderSizes(nbytes, nodes, libraries, write.types)
+    return HolderSizes(nbytes, nodes, {root.label: root.kind for root in roots}, write.types)
 
 
 def _sizes_of_graphs(graph: Graph, tensors: Iterable[int]) -> dict[int, int]:
@@ -160,6 +163,7 @@ class Grown:
     """The holder that grew most between two looks, in bytes."""
 
     holder: str  # the way to it as one would write it, e.g. "losses"
+    root: RootKind = "name"  # the kind of the root where this way begins
     nbytes: int = 0  # of its growth between the two scans
     held: int = 0  # bytes that it held at the second
     is_graph: bool = False  # the autograd graphs of its tensors grow
@@ -204,20 +208,33 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
     if not explains(nbytes + TENSOR * (_number(after, at) - _number(before, at)), expected):
         if not nodes or not explains(nodes * NODE, expected):
             return None
-        holder, is_sum = _written(of_nodes), GRAPH in of_nodes
-        return Grown(holder=holder, is_graph=True, is_sum=is_sum, is_state=is_state, container=of_graphs)
+        return Grown(
+            holder=_written(of_nodes),
+            root=after.root(of_nodes),
+            is_graph=True,
+            is_sum=GRAPH in of_nodes,
+            is_state=is_state,
+            container=of_graphs,
+        )
     if not at:
         return None
     at = _of_list(at)
     held = _total(after.nbytes, at)
     if GRAPH in at and GRAPH in of_nodes and nodes > 0:  # a graph's tensors are met on any way into it; its nodes are not
-        holder = _written(of_nodes)
         return Grown(
-            holder=holder, nbytes=nbytes, held=held, is_graph=True, is_sum=True, is_state=is_state, container=of_graphs
+            holder=_written(of_nodes),
+            root=after.root(of_nodes),
+            nbytes=nbytes,
+            held=held,
+            is_graph=True,
+            is_sum=True,
+            is_state=is_state,
+            container=of_graphs,
         )
     graphs = _total(after.nbytes, at, GRAPH) - _total(before.nbytes, at, GRAPH)
     return Grown(
         holder=_written(at),
+        root=after.root(at),
         nbytes=nbytes,
         held=held,
         is_graph=at[-1] == GRAPH or (GRAPH not in at and graphs > nbytes / 2),
@@ -238,12 +255,16 @@ def _container(before: HolderSizes, after: HolderSizes, at: HolderPath) -> str:
 
 
 def _without_new_libraries(before: HolderSizes, after: HolderSizes) -> HolderSizes:
-    """Return the sizes of the second scan without libraries' holdings by names that the first scan did not know."""
-    new = after.libraries - {place[0] for place in (*before.nbytes, *before.nodes)}
+    """Return the sizes of the second scan without libraries' holdings by names that the first scan did not know.
+
+    Memory that only libraries hold may have another name in each scan.
+    """
+    known = {place[0] for place in (*before.nbytes, *before.nodes)}
+    new = {label for label, kind in after.kinds.items() if kind == "library" and label not in known}
     nbytes, nodes = (
         {place: size for place, size in sizes.items() if place[0] not in new} for sizes in (after.nbytes, after.nodes)
     )
-    return HolderSizes(nbytes, nodes, types=after.types)
+    return replace(after, nbytes=nbytes, nodes=nodes)
 
 
 def _is_state(sizes: HolderSizes, at: HolderPath) -> bool:

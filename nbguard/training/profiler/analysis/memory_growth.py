@@ -34,6 +34,10 @@ _FEW = 24
 _CLEAR, _LIKELY = 0.9, 0.8
 """Share of all pairs of samples whose later one must be the higher, of few and of many samples."""
 _NOTICED_EPOCH = 256 * KiB
+_COLLECTIONS = (100, 10)
+"""Batches between two collections of cycles. One of a large heap takes as long as many batches."""
+_WAITING = 256 * MiB
+"""Most bytes of cycles that may wait for a collection, where there is a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,7 @@ def growth_of(samples: Sequence[Sample], grown: Grown | None, *, is_on_host: boo
         per_batch=per_batch or 0,
         batches=samples[-1].batch - WARM_UP,
         holder=holder.holder,
+        root=holder.root,
         held=holder.held,
         per_epoch=per_epoch,
         epochs=len({sample.epoch for sample in samples}),
@@ -144,12 +149,15 @@ def _slopes(samples: Sequence[Sample]) -> list[float]:
 def growth_finding(growth: Growth, slowing: Slowing | None = None) -> FitFinding:
     """Return the finding on memory that grows. `slowing`: of batches, which a graph that grows makes take longer and longer."""
     rate = _rate(growth)
-    where, is_graph = growth.holder, growth.is_graph
+    where, is_graph, is_garbage = growth.holder, growth.is_graph, growth.root == "garbage"
     what = f"memory grows by {rate}: " if rate else ""
     evidence = f"{f'+{rate}, ' if rate else ''}seen over {growth.batches} training batches at the same point of each"
     if growth.held:
-        evidence += f"; `{where}` held {format_bytes(growth.held)} at the last check"
-    if is_graph:
+        evidence += f"; {'they' if is_garbage else f'`{where}`'} held {format_bytes(growth.held)} at the last check"
+    if is_garbage:
+        what += "reference cycles keep tensors of every batch until Python's garbage collector finds them"
+        change = _collected(growth.per_batch)
+    elif is_graph:
         if growth.is_sum and slowing is not None:
             what = f"each batch takes longer than the one before ({format_time(slowing.first)} → {format_time(slowing.last)}): "
         what += f"`{where}` keeps the autograd graph of every batch"
@@ -166,7 +174,7 @@ def growth_finding(growth: Growth, slowing: Slowing | None = None) -> FitFinding
         what += "its holder is not known"
         change = "look for lists that the loop appends to; " + advice.REPORT.code + " after the cell shows who holds tensors"
     is_sure = is_graph or (growth.holder and growth.epochs > 1)
-    if not is_graph and growth.epochs < 2:
+    if not (is_graph or is_garbage) and growth.epochs < 2:
         evidence += "; only one epoch was seen, so it may be a cache that fills"
     return FitFinding(
         kind="graph" if is_graph else "growth",
@@ -179,6 +187,17 @@ def growth_finding(growth: Growth, slowing: Slowing | None = None) -> FitFinding
     )
 
 
+def _collected(per_batch: int) -> str:
+    """Return the call that frees cycles, and how often it is due.
+
+    `per_batch`: bytes of their growth; 0 where only the growth per epoch is known.
+    """
+    if not per_batch:
+        return "call `gc.collect()` after each epoch"
+    every = next((number for number in _COLLECTIONS if number * per_batch <= _WAITING), _COLLECTIONS[-1])
+    return f"call `gc.collect()` every {every} batches; at most {format_bytes(every * per_batch)} then waits for it"
+
+
 def _fewer(growth: Growth) -> str:
     """Return how a holder of tensors is made to keep less."""
     if growth.holder.endswith(_STATS):
@@ -186,7 +205,8 @@ def _fewer(growth: Growth) -> str:
             "`ActivationStats(with_hist=True, every=20)` keeps them of each 20th batch; without `with_hist` only numbers stay"
         )
     elsewhere = "tensors of fewer batches" if growth.is_on_host else "copies on the host (`.detach().cpu()`)"
-    return f"keep numbers of them (`.item()`), or {elsewhere}, or empty `{growth.holder}` each epoch"
+    emptied = f", or empty `{growth.holder}` each epoch" if growth.root in ("name", "module", "frame") else ""
+    return f"keep numbers of them (`.item()`), or {elsewhere}{emptied}"
 
 
 def _rate(growth: Growth) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from nbguard.memory.core.facts import Unavailable
+from nbguard.memory.core.facts import RootKind, Unavailable
 from nbguard.render.result import Result
 from nbguard.training.profiler.analysis.operators import OperatorTable
 from nbguard.training.profiler.analysis.slowest import FileReading, LoaderPart, StoragePace
@@ -235,6 +235,7 @@ class Growth:
     per_batch: int  # bytes; 0 if only the growth per epoch is known, or only that graphs grow
     batches: int  # training batches of the watch
     holder: str = ""  # the way to it as one would write it, e.g. "losses"; "": not known
+    root: RootKind = "name"  # the kind of the root where this way begins; "garbage": cycles that wait for Python's collector
     is_graph: bool = False  # the autograd graphs of its tensors grow
     held: int = 0  # bytes that the holder had at the last scan
     per_epoch: int | None = None  # bytes; None if none, or too few epochs

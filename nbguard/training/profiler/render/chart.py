@@ -474,10 +474,10 @@ def _phases_of_memory(peaks: Sequence[PhasePeak]) -> str:
 def _growth(growth: Growth) -> str:
     rate = f"{signed(growth.per_batch)} per batch over {counted(growth.batches, 'batch', 'batches')}"
     epoch = "" if growth.per_epoch is None else f", {signed(growth.per_epoch)} per epoch"
-    name = f"`{growth.holder}{' → graph' if growth.is_graph else ''}`"
+    name = growth.holder if growth.root == "garbage" else f"`{growth.holder}{' → graph' if growth.is_graph else ''}`"
     holder = f"held by {name}" if growth.holder else "its holder is not known"
     if growth.holder and growth.held:
-        holder = f"{name} holds {format_bytes(growth.held)} of it"
+        holder = f"{name} {'hold' if growth.root == 'garbage' else 'holds'} {format_bytes(growth.held)} of it"
     return f"{rate}{epoch}: {holder}"
 
 
