@@ -241,7 +241,7 @@ class Guard:
         return [buffer for module in modules for norm in batch_norms(module) for buffer in norm.buffers(recurse=False)]
 
     def _collectives(self) -> int:
-        """Return a number that each collective of this rank raises; 0 while no other rank has ever trained along."""
+        """Return a number that each collective of this rank raises; 0 where it was alone at the start."""
         return 0 if self._was_alone else collectives_so_far()
 
     def _may_retry(self, error: BaseException, module: Any, collectives: int) -> bool:
