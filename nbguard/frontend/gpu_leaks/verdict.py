@@ -110,7 +110,7 @@ def allocation_sites(facts: Facts) -> dict[StorageKey, str]:
 
 def user_files(root: Path) -> dict[str, str]:
     """Return the files of the modules below the root folder of the tests, by the modules' names."""
-    files, folder = {}, f"{root}{os.sep}"
+    files, folder = {}, str(root).rstrip(os.sep) + os.sep
     for name, namespace in module_namespaces().items():
         file = namespace.get("__file__")
         if type(file) is str and file.startswith(folder):

@@ -220,11 +220,8 @@ def detach(name: str, container: str, cut: frozenset[tuple[int, int]]) -> Advice
 
 def detach_together(lines: Sequence[Advice]) -> Advice:
     """Return one line that does all of these, for names whose common graph none of them frees alone."""
-    command, cut = (
-        "; ".join(line.command.removesuffix(";") for line in lines),
-        frozenset(edge for line in lines for edge in line.cut),
-    )
-    return Advice(command=command, effect=lines[0].effect, cut=cut)
+    command = "; ".join(line.command.removesuffix(";") for line in lines)
+    return Advice(command=command, effect=lines[0].effect, cut=frozenset(edge for line in lines for edge in line.cut))
 
 
 def detach_in_place(code: str, cut: frozenset[tuple[int, int]]) -> Advice:

@@ -143,22 +143,25 @@ class FailedRequest:
 
         PyTorch's errors tell the bytes of the segment that it asked the device for, rounded to hundredths of a unit.
         """
-        if self.oom.requested is None:
-            return None
-        most = self.oom.requested + self.oom.slack
-        if self.is_of_host:
-            return most
-        return largest_request_in(largest_segment_within(most) if self.oom.slack else most)
+        if self._asked_for is None or self.is_of_host:
+            return self._asked_for
+        return largest_request_in(self._asked_for)
 
     @property
     def smallest(self) -> FailedRequest:
         """Return the smallest request with a segment of the same size, or itself where the size is not known."""
-        if self.oom.requested is None or self.is_of_host:
+        segment = self._asked_for
+        if segment is None or self.is_of_host or (least := smallest_request_in(segment)) == segment:
             return self
+        return replace(self, oom=replace(self.oom, requested=least, slack=0))
+
+    @property
+    def _asked_for(self) -> int | None:
+        """Return the bytes that the error tells, at most: of the request on the host, on a device of the segment for it."""
+        if self.oom.requested is None:
+            return None
         most = self.oom.requested + self.oom.slack
-        segment = largest_segment_within(most) if self.oom.slack else most
-        least = smallest_request_in(segment)
-        return self if least == segment else replace(self, oom=replace(self.oom, requested=least, slack=0))
+        return largest_segment_within(most) if self.oom.slack and not self.is_of_host else most
 
     @property
     def nbytes_with_segment(self) -> int:

@@ -125,7 +125,7 @@ class _Keeper:
     root: Root
     keeps: str  # the beginning of the sentence
     nbytes: int  # that nothing but graphs keeps
-    line: Advice  # that detaches it, with the bytes that it frees; without a command where there is none
+    line: Advice  # detaches it, and says the bytes that it frees; `NONE` if no line can
 
 
 def _graphs_of(facts: Facts, keepers: Mapping[int, _Keeper], kept: Mapping[int, int]) -> Iterator[Finding]:
@@ -134,18 +134,19 @@ def _graphs_of(facts: Facts, keepers: Mapping[int, _Keeper], kept: Mapping[int, 
     `kept`: the bytes by the set of names, as of their numbers, that reach them.
     """
     little = sum(1 << number for number, keeper in keepers.items() if 2 * (keeper.line.frees or 0) < keeper.nbytes)
+    shared = {owners & little for owners in kept}
     told = 0
-    for number, keeper in keepers.items():
-        group = _connected(1 << number, {owners & little for owners in kept}) if little >> number & 1 else 0
+    for number in keepers:
         if told >> number & 1:
             continue
+        group = _connected(1 << number, shared) if little >> number & 1 else 1 << number
+        told |= group
         together = [keepers[each] for each in bits_of(group)]
         nbytes = sum(size for owners, size in kept.items() if owners & group)
         line = _detached_together(facts, together) if 1 < len(together) <= _TOGETHER else advice.NONE
-        if 2 * (line.frees or 0) < max(nbytes, 1):
-            yield _graph_finding(facts, keeper)
+        if not line.frees or 2 * line.frees < nbytes:
+            yield from (_graph_finding(facts, keeper) for keeper in together)
             continue
-        told |= group
         *names, last = (each.root.label for each in together)
         keep = f"{', '.join(names)} and {last} keep an autograd graph alive ({format_bytes(nbytes)}): "
         yield Finding("graph", keep + line.code + f" frees {format_bytes(line.frees or 0)}", line)

@@ -56,7 +56,7 @@ def pool_facts(keepers: Iterable[tuple[int, Any]], graph: Graph) -> tuple[PoolFa
 
 
 def _is_shared(keepers: list[Any], has_failed: bool) -> bool:
-    """Say whether others than its keepers may use a pool. Only a MemPool counts its users."""
+    """Say whether a pool may have users besides its keepers. Only a MemPool counts its users."""
     binding: Any = sys.modules["torch"]._C
     pools = [keeper for keeper in keepers if binding._CUDAGraph not in mro_of(type(keeper))]
     if pools and hasattr(binding._MemPool, "use_count"):

@@ -376,9 +376,10 @@ class AmpWatch:
 
 
 def _is_scaled(node: Any) -> bool:
-    """Say whether the graph of a loss ends with factors that scale it.
+    """Say whether the last operations of a loss scaled it.
 
-    A factor on a device is not read and may be any, and so may each before PyTorch 2.9, which runs the hooks that packed it.
+    A multiplication whose factor cannot be read counts as a scale. The factor lies on a device, or PyTorch is older than 2.9
+    and would run the hooks that packed it.
     """
     factor = 1.0
     for _ in range(_DEEPEST):

@@ -155,7 +155,7 @@ class _Loop:
 
 
 def _only_evaluates(batch: _Open) -> bool:
-    """Say whether a model was called in a batch that nothing was trained on."""
+    """Say whether a batch called a model and trained nothing."""
     return (
         phases.FORWARD in batch.times and not batch.has_loss and batch.times.keys().isdisjoint((phases.BACKWARD, phases.STEP))
     )
