@@ -13,9 +13,9 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-# PYTORCH=2.8: an environment with another PyTorch, of those in setup/pytorch.
-VENV := $(if $(PYTORCH),build/pytorch-$(PYTORCH),.venv)
-CONSTRAINTS := $(if $(PYTORCH),$(VENV)/constraints.txt,constraints.txt)
+# PINS=pytorch-2.8: an environment of its own with other versions, of those in setup/pins.
+VENV := $(if $(PINS),build/$(PINS),.venv)
+CONSTRAINTS := $(if $(PINS),$(VENV)/constraints.txt,constraints.txt)
 STAMPS := $(VENV)/.stamps
 NOTEBOOK := notebooks/01_between_experiments.ipynb
 JS_SOURCES := $(shell find labextension -type f -not -path 'labextension/tests/*') package.json
@@ -87,9 +87,9 @@ test: $(STAMPS)/extra-test $(JS_PACKAGES) debian-packages ## run the tests; make
 	@$(if $(PART)$(ARGS),$(PYTEST) $(PART_$(PART)) $(ARGS),(failed=0; $(foreach part,1 2 3,$(PYTEST) $(PART_$(part)) || failed=1;) exit $$failed)) \
 	  || $(call stop,Tests failed. The last one again: make test ARGS='--lf -x')
 
-test-all: ## all cases of each kind of test and 50 times the random examples, and all tests with other versions of PyTorch: hours
+test-all: ## all cases of each kind of test and 50 times the random examples, and all tests with each of setup/pins: hours
 	@NBGUARD_THOROUGH=1 NBGUARD_SPREAD=0 $(MAKE) --no-print-directory test
-	@failed=0; $(foreach version,$(notdir $(wildcard setup/pytorch/*)),$(MAKE) --no-print-directory test PYTORCH=$(version) || failed=1;) exit $$failed
+	@failed=0; $(foreach pins,$(notdir $(wildcard setup/pins/*)),$(MAKE) --no-print-directory test PINS=$(pins) || failed=1;) exit $$failed
 
 fuzz: $(STAMPS)/extra-unit ## feed hours of random files to all that reads files; ROUNDS=100 for fewer, FROM=1000 for others
 	@$(call say,random files)
@@ -202,9 +202,9 @@ debian-packages:
 	  if [ -n "$$missing" ]; then $(call say,Debian packages:$$missing); \
 	  { $(APT_INSTALL) $$missing; } || $(call stop,Install by hand: $$missing. Then run the same command again.); fi
 
-# The pins of constraints.txt but for what setup/pytorch names.
-build/pytorch-%/constraints.txt: constraints.txt setup/pytorch/% | $(STAMPS)/venv
-	@awk -F '[=<>]' 'NR == FNR {named[$$1]; print; next} !($$1 in named)' setup/pytorch/$* constraints.txt >$@
+# The pins of constraints.txt but for the packages that the file in setup/pins names.
+build/%/constraints.txt: constraints.txt setup/pins/% | $(STAMPS)/venv
+	@awk -F '[=<>]' 'NR == FNR {named[$$1]; print; next} !($$1 in named)' setup/pins/$* constraints.txt >$@
 
 $(STAMPS)/tools: $(CONSTRAINTS) | $(STAMPS)/venv
 	@$(call say,build tools)

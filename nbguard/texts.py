@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 # --- The IPython shell of this process, and the host where there is none; neither IPython nor marimo is imported.
@@ -13,6 +14,24 @@ def running_shell() -> Any:
     """Return IPython's shell, or None where this process runs without one: a script, marimo, a rank."""
     ipython = sys.modules.get("IPython")  # None as well while it is being imported: it has no function then
     return getattr(ipython, "get_ipython", lambda: None)()
+
+
+def numbers_of_cells(shell: Any) -> Mapping[str, int]:
+    """Return the number of each cell by the file that its code names, as IPython compiled it; the latest of the same source.
+
+    Empty where there is no shell (None). IPython 7, which Colab and Kaggle have, keeps the sources alone, and those in order.
+    """
+    known = getattr(getattr(shell, "compile", None), "_filename_map", None)
+    history = getattr(shell, "history_manager", None)
+    if known is None and history is not None:
+        inputs = {source: number for number, source in enumerate(history.input_hist_parsed) if number}
+        files = {file: "".join(entry[2]).rstrip("\n") for file, entry in getattr(linecache, "_ipython_cache", {}).items()}
+        known = {file: inputs[source] for file, source in files.items() if source in inputs}
+    return known if isinstance(known, dict) else {}
+
+
+CELL_CODE = ("<module>", "<cell line")
+"""Beginnings of the name that the code of a cell has: Python's, which a script has as well, and IPython 7's."""
 
 
 def host() -> str:

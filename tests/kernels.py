@@ -48,7 +48,11 @@ from ipykernel.kernelapp import IPKernelApp
 def import_the_rest():
     if "torch" not in sys.modules:
         return
-    import stack_data, pygments.formatters.terminal256, pygments.styles.default, IPython.core.magics.extension
+    import pygments.formatters.terminal256, pygments.styles.default, IPython.core.magics.extension, IPython.core.ultratb
+    try:
+        import stack_data
+    except ImportError:  # IPython 7
+        pass
     import functorch.compile, networkx, torch._decomp, torch._dynamo.repro.after_dynamo, torch._export.non_strict_utils
     import torch._export.serde.serialize, torch._inductor.codecache, torch.export._trace, torch.fx.experimental.symbolic_shapes
     import nbguard.frontend.notebook.profile, nbguard.training.profiler.render.fit, nbguard.training.prediction.predict
@@ -279,7 +283,7 @@ class Kernel:
         def answer(message: dict[str, Any]) -> None:
             self.client.input(answers.pop(0) if answers else "q")
 
-        reply = self.client.execute_interactive(
+        reply = self._execute(
             code, timeout=timeout, output_hook=hear, stdin_hook=answer, allow_stdin=True, stop_on_error=stop_on_error
         )
         if reply["content"]["status"] == "error" and cell.error is None:
@@ -290,17 +294,23 @@ class Kernel:
 
     def run_silently(self, code: str) -> None:
         """Run code that leaves no trace in the session: no cell number, no result, no history. It must succeed."""
-        reply = self.client.execute_interactive(code, silent=True, store_history=False, output_hook=lambda message: None)
+        reply = self._execute(code, silent=True, store_history=False, output_hook=lambda message: None)
         assert reply["content"]["status"] == "ok", reply["content"]
 
     def value(self, expression: str) -> Any:
         """Return the value of an expression (plain data), without leaving a trace in Out or in the last result."""
-        reply = self.client.execute_interactive(
+        reply = self._execute(
             "", silent=True, store_history=False, user_expressions={"it": expression}, output_hook=lambda message: None
         )
         found = reply["content"]["user_expressions"]["it"]
         assert found["status"] == "ok", found
         return eval(found["data"]["text/plain"], {})
+
+    def _execute(self, code: str, **options: Any) -> dict[str, Any]:
+        """Have the kernel execute code; return its reply. ipykernel 6.17 refuses what comes in just after an error."""
+        while (reply := self.client.execute_interactive(code, **options))["content"]["status"] == "aborted":
+            pass
+        return reply
 
     def stop(self) -> None:
         """Kill the kernel and what it started, and see it gone: what it held, on a shared device say, is free then."""

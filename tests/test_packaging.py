@@ -15,6 +15,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import nbguard
 
@@ -25,6 +27,20 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def test_both_manifests_have_one_version() -> None:
     assert json.loads((ROOT / "package.json").read_text())["version"] == nbguard.__version__
+
+
+def test_colab_keeps_the_packages_that_it_has(wheel: zipfile.ZipFile) -> None:
+    """Another IPython breaks Colab and Kaggle: pip would have to leave each of their packages as it is."""
+    pins = [Requirement(line) for line in (ROOT / "setup/pins/colab").read_text().splitlines() if not line.startswith("#")]
+    has = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
+    (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    wanted = map(Requirement, re.findall("^Requires-Dist: (.*)", wheel.read(metadata).decode(), re.MULTILINE))
+    needed = {canonicalize_name(one.name): one.specifier for one in wanted if "extra" not in str(one.marker)}
+
+    assert {name: name in has and needed[name].contains(has[name]) for name in needed} == {
+        **dict.fromkeys(needed, True),
+        "comm": False,  # nothing there needs it
+    }
 
 
 def test_the_lock_file_names_no_host() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import time
 from collections.abc import Iterator
 
@@ -80,9 +82,12 @@ def _subshell(panel: Panel) -> str:
     until = time.monotonic() + 20
     while time.monotonic() < until:
         if client.control_channel.is_alive() and client.control_channel.msg_ready():
-            reply = client.get_control_msg(timeout=1)
-            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
-                return str(reply["content"].get("subshell_id", ""))
+            with contextlib.suppress(
+                queue.Empty
+            ):  # before jupyter_client 8 a blocking client does not know whether one is ready
+                reply = client.get_control_msg(timeout=1)
+                if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                    return str(reply["content"].get("subshell_id", ""))
         if ("idle", "create_subshell_request") in panel.statuses() and not client.control_channel.msg_ready():
             return ""
         time.sleep(0.02)

@@ -127,7 +127,7 @@ class _Slider:
         self._panel.client.kernel_info(reply=True, timeout=60)
 
     def __getitem__(self, trait: str) -> Any:
-        return self._kernel.value(f"__import__('ipywidgets').widgets.widget._instances[{self.comm!r}].{trait}")
+        return self._kernel.value(f"__import__('ipywidgets').Widget.widgets[{self.comm!r}].{trait}")
 
 
 @pytest.fixture

@@ -212,13 +212,13 @@ class AssistantChannel(ThreadSafeComm):
         """Take no more questions. Nothing is announced, as no client opened the comm."""
         if not self._closed:
             self._closed = True
-            if self._kernel.comm_manager.comms.get(COMM) is self:
-                self._kernel.comm_manager.unregister_comm(self)
+            if self.kernel.comm_manager.comms.get(COMM) is self:
+                self.kernel.comm_manager.unregister_comm(self)
 
     def handle_close(self, _: dict[str, Any]) -> None:
         """Register again, as only the person ends the access."""
         self._closed = False
-        self._kernel.comm_manager.register_comm(self)
+        self.kernel.comm_manager.register_comm(self)
 
 
 class AssistantSwitch:

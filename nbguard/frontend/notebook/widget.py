@@ -116,7 +116,7 @@ class Sidebar(AnyWidget):
         NbguardError: this is IPython without an ipykernel, or this install has no view.
     """
 
-    comm: Any
+    comm = traitlets.Any(allow_none=True)  # as since ipywidgets 8; before, one of ipykernel's own
     tick = traitlets.Dict().tag(sync=True)
     heap = traitlets.Dict().tag(sync=True)
     allocated = traitlets.Int().tag(sync=True)

@@ -25,7 +25,7 @@ from nbguard.memory.core.simulated import NAME
 from nbguard.memory.scan.devices.cuda import allocator_settings, device_facts, memory_fraction, tracked_device
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.render.result import Result
-from nbguard.texts import running_shell
+from nbguard.texts import numbers_of_cells, running_shell
 
 if TYPE_CHECKING:
     from nbguard.memory.simulation.simulation import Simulation
@@ -195,8 +195,7 @@ def _named(entry: dict[str, Any], name: str) -> dict[str, Any]:
 
 def cell_files() -> dict[str, int]:
     """Return the number of the cell for each file that IPython compiled one as, by the file's name without its folder."""
-    known = getattr(getattr(running_shell(), "compile", None), "_filename_map", None)
-    latest = list(known.items())[-_MOST_CELLS:] if type(known) is dict else []
+    latest = list(numbers_of_cells(running_shell()).items())[-_MOST_CELLS:]
     return {PurePath(file).name: int(number) for file, number in latest}
 
 

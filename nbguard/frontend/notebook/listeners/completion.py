@@ -18,13 +18,25 @@ class PathMatcher:
 
     def matcher(self) -> Any:
         """Return the function that IPython's completer calls."""
-        from IPython.core.completer import SimpleCompletion, context_matcher
+        try:
+            from IPython.core.completer import SimpleCompletion, context_matcher
+        except ImportError:  # IPython 7
+            return self._matcher_of_words()
 
         @context_matcher(identifier="nbguard.paths")  # type: ignore[untyped-decorator]
         def nbguard_paths(context: Any) -> Any:
             fragment, paths = self.matches(context.text_until_cursor)
             completions = [SimpleCompletion(text=path, type="path") for path in paths]
             return {"completions": completions, "matched_fragment": fragment, "suppress": bool(paths)}
+
+        return nbguard_paths
+
+    def _matcher_of_words(self) -> Any:
+        """Return the function for IPython 7, which replaces the last word of a line, and tells that word alone."""
+
+        def nbguard_paths(word: str) -> list[str]:
+            fragment, paths = self.matches(self._shell.Completer.text_until_cursor)
+            return [path[len(fragment) - len(word) :] for path in paths]
 
         return nbguard_paths
 

@@ -176,24 +176,34 @@ class ThreadSafeComm(BaseComm):
     packs = True
 
     def __init__(self, kernel: Any, **keys: Any) -> None:
-        self._kernel = kernel
+        self.kernel = kernel  # by this name for ipywidgets 7
         self._answered = threading.local()
         super().__init__(**keys)
+
+    def open(self, data: Any = None, metadata: Any = None, buffers: Any = None) -> None:
+        """Open the other end; take messages from it. Before ipykernel 6.18 the kernel's manager isn't the one of comms."""
+        super().open(data, metadata, buffers)
+        self.kernel.comm_manager.register_comm(self)
+
+    def close(self, *args: Any, **keys: Any) -> None:
+        """Close the other end; take no more messages."""
+        super().close(*args, **keys)
+        self.kernel.comm_manager.comms.pop(self.comm_id, None)
 
     def publish_msg(self, msg_type: str, data: Any = None, metadata: Any = None, buffers: Any = None, **keys: Any) -> None:
         """Publish a message: in the name of the message that is being answered in this thread, if one is."""
         content = {"data": data or {}, "comm_id": self.comm_id, **keys}
-        parent = self._kernel.get_parent() if msg_type == "comm_open" else getattr(self._answered, "message", {})
+        parent = self.kernel.get_parent() if msg_type == "comm_open" else getattr(self._answered, "message", {})
         if msg_type == "comm_msg" and not (parent or metadata or buffers) and self._unasked.send(content):
             return
         content["data"] = {name: to_plain(field) for name, field in content["data"].items()}
-        self._kernel.session.send(
-            self._kernel.iopub_socket, msg_type, content, metadata=metadata, parent=parent, ident=self.topic, buffers=buffers
+        self.kernel.session.send(
+            self.kernel.iopub_socket, msg_type, content, metadata=metadata, parent=parent, ident=self.topic, buffers=buffers
         )
 
     @cached_property
     def _unasked(self) -> UnaskedSender:
-        return UnaskedSender(self._kernel, "comm_msg", self.topic)
+        return UnaskedSender(self.kernel, "comm_msg", self.topic)
 
     def handle_msg(self, msg: dict[str, Any]) -> None:
         """Hand a message to the callback."""
@@ -239,7 +249,7 @@ class PanelChannel(ThreadSafeComm):
         if self._closed:
             return
         self._closed = True
-        handlers, manager = self._kernel.control_handlers, self._kernel.comm_manager
+        handlers, manager = self.kernel.control_handlers, self.kernel.comm_manager
         if handlers.get("comm_msg") is self._on_control:
             del handlers["comm_msg"]
         if manager.comms.get(COMM) is self:
@@ -248,7 +258,7 @@ class PanelChannel(ThreadSafeComm):
     def handle_close(self, _: dict[str, Any]) -> None:
         """Register again, as a browser that closes the comm must not end the channel."""
         self._closed = False
-        self._kernel.comm_manager.register_comm(self)
+        self.kernel.comm_manager.register_comm(self)
 
     def _take_control(self, _stream: Any, _ident: Any, msg: dict[str, Any]) -> None:
         content = msg.get("content")

@@ -22,6 +22,7 @@ from nbguard.memory.core.facts import TickReading
 from nbguard.memory.core.oom_facts import OomFact
 from nbguard.memory.scan.devices.counters import Counters
 from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, plain_attributes
+from nbguard.texts import CELL_CODE
 
 # --- The fastai fit that runs now, seen from another thread: its progress, and the share of samples waiting for data.
 #
@@ -32,8 +33,6 @@ from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, plain_attribute
 _FIT, _VALIDATE = "fit", "_do_epoch_validate"
 _LOADING = "torch.utils.data.dataloader"
 _SEEN = ("fastai.", _LOADING)
-_CELL = ("<module>", "<cell line")
-"""The names that Python and IPython give the code of a cell."""
 _ATTRIBUTES = ("n_epoch", "train_iter", "epoch", "iter", "n_iter", "recorder")
 """The attributes of a Learner that a tick reads."""
 _SAMPLES = 20
@@ -184,7 +183,7 @@ def _outwards(top: types.FrameType) -> list[types.FrameType]:
     frame: types.FrameType | None = top
     while frame is not None:
         frames.append(frame)
-        if frame.f_code.co_name.startswith(_CELL) and frame.f_globals.get("__name__") == "__main__":
+        if frame.f_code.co_name.startswith(CELL_CODE) and frame.f_globals.get("__name__") == "__main__":
             break
         frame = frame.f_back
     return frames

@@ -10,14 +10,14 @@ from typing import Any
 
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.render.markup import line_words
-from nbguard.texts import running_shell
+from nbguard.texts import numbers_of_cells, running_shell
 
 
 class Sites:
     """Writes stacks of the allocator as `In[7], line 3 in step()`. One instance serves one scan."""
 
     def __init__(self) -> None:
-        self._cells: Mapping[str, int] = getattr(getattr(running_shell(), "compile", None), "_filename_map", {})
+        self._cells = numbers_of_cells(running_shell())
         self._libraries = library_paths()
 
     def of(self, frames: Sequence[Mapping[str, Any]]) -> str:

@@ -31,6 +31,7 @@ from nbguard.memory.scan.oom.names import (
 )
 from nbguard.memory.scan.roots.frames import OPTIMIZED, frame_locals
 from nbguard.memory.scan.roots.tracebacks import error_holders
+from nbguard.texts import numbers_of_cells
 
 # --- The rest of a cell after the request that failed: may it allocate more, by its source and the place in each frame.
 
@@ -263,12 +264,6 @@ def oom_fact(shell: Any, inputs: Sequence[str], failed: BaseException | None) ->
     )
 
 
-def numbers_of_cells(shell: Any) -> dict[str, int]:
-    """Return the number of each cell by the name of the file that stands for its source."""
-    numbers: dict[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    return numbers
-
-
 def _cell_of(traced: int | None, noted: int | None, inputs: Sequence[str]) -> int | None:
     """Return the number of the cell that failed, by its trace or by the note of the moment.
 
@@ -342,11 +337,13 @@ class _Trace:
 
         That is the code of cells, of a script's `__main__`, and, with `sites`, of the modules that are no library's.
         """
-        numbers: dict[str, Any] = numbers_of_cells(shell)
+        numbers = numbers_of_cells(shell)
         for error in errors:
             trace = cls(frames=list(_frames(error)), sites=sites)
             if shell is None:
-                own = [(None, f, at) for f, at in trace.frames if trace.is_users(f)]
+                own: list[tuple[int | None, types.FrameType, int]] = [
+                    (None, f, at) for f, at in trace.frames if trace.is_users(f)
+                ]
             else:
                 own = [(numbers[f.f_code.co_filename], f, at) for f, at in trace.frames if f.f_code.co_filename in numbers]
             if own:

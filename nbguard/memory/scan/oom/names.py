@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nbguard.cell_names import bindings
+from nbguard.texts import CELL_CODE
 
 Names = frozenset[str]
 """The global names that the functions of the notebook use."""
@@ -274,7 +275,7 @@ def names_of_functions(namespace: dict[str, Any]) -> Names | None:
     for value in gc.get_objects():
         if type(value) is not types.FunctionType or value.__globals__ is not namespace:
             continue
-        if value.__code__.co_name != "<module>":  # IPython makes one of each cell while it runs
+        if not value.__code__.co_name.startswith(CELL_CODE):  # IPython makes one of each cell while it runs
             codes.append(value.__code__)
             if len(codes) > _FUNCTIONS:
                 return None

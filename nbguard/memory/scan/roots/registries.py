@@ -168,8 +168,8 @@ class Cells:
 
 GARBAGE = "gc.garbage"
 _PLAIN = Types((str, bytes, int, float, bool, type(None)))
-_WITHOUT_TENSORS = frozenset({"parent_header", "shell_parent", "shell_parent_ident", "decimal_context"})
-"""Context variables of ipykernel, which are in force while a cell runs, and Python's own for decimals."""
+_WITHOUT_TENSORS = frozenset({"parent_header", "shell_parent", "shell_parent_ident", "command_cycle", "decimal_context"})
+"""Context variables of ipykernel and marimo, which are in force while a cell runs, and Python's own for decimals."""
 
 
 def registry_roots(shell: Any, is_users: Callable[[object], bool], is_experiment: Callable[[object], bool]) -> list[LiveRoot]:

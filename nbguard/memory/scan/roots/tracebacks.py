@@ -14,6 +14,7 @@ from nbguard.memory.scan.heap.kinds import module_namespaces, mro_of, name_of, n
 from nbguard.memory.scan.oom.chain import is_exception, parts_of, slot
 from nbguard.memory.scan.pause import pause_main_thread
 from nbguard.memory.scan.roots.frames import LiveRoot, frame_locals, is_of_interest
+from nbguard.texts import numbers_of_cells
 
 # --- The errors of failed cells that marimo keeps until each cell runs again, and with them all that the failed code had.
 #
@@ -117,7 +118,7 @@ def kept_debuggers() -> list[Any]:
 
 def _cell_of(error: BaseException | None, shell: Any) -> int | None:
     """Return the number of the cell that raised the error."""
-    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    numbers = numbers_of_cells(shell)
     traceback = None if error is None else slot(error, "__traceback__")
     while traceback is not None:
         number = numbers.get(traceback.tb_frame.f_code.co_filename)

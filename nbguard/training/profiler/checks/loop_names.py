@@ -13,6 +13,7 @@ from typing import Any
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.graph_scan import tensors_of
+from nbguard.texts import CELL_CODE
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.checks.check import FitFigures
 from nbguard.training.profiler.record.recorder import Recorder
@@ -66,7 +67,7 @@ class LoopNameWatch:
         self._recorder.unsubscribe("loss", self._loss)
         sites = Sites()
         frame = sites.users_frame(sys._getframe(1))
-        is_own = frame is not None and frame.f_code.co_name == "<module>"
+        is_own = frame is not None and frame.f_code.co_name.startswith(CELL_CODE)
         if frame is not None and is_own and sites.place(frame.f_code.co_filename).startswith("In["):
             self._place = frame.f_code.co_filename, frame.f_lineno, frame.f_globals
 

@@ -18,7 +18,7 @@ from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import attributes_of, mro_of
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.memory.scan.roots.frames import frame_locals
-from nbguard.texts import running_shell
+from nbguard.texts import CELL_CODE, running_shell
 from nbguard.training.profiler.nonfinite.operation_trace import (
     OperationLine,
     StepProgram,
@@ -231,7 +231,7 @@ def _parsed(source: str) -> ast.Module | None:
 
 def _parts(tree: ast.Module, code: CodeType) -> list[ast.AST]:
     """Return the function that a code is of; of a cell its statements without the functions and classes that these define."""
-    if code.co_name.startswith(("<module", "<cell")):
+    if code.co_name.startswith(CELL_CODE):
         definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         return [node for node in tree.body if not isinstance(node, definitions)]
     return [node for node in ast.walk(tree) if _is_of(node, code)]
