@@ -20,7 +20,7 @@ class PathMatcher:
         """Return the function that IPython's completer calls."""
         try:
             from IPython.core.completer import SimpleCompletion, context_matcher
-        except ImportError:  # IPython 7
+        except ImportError:  # before IPython 8.6
             return self._matcher_of_words()
 
         @context_matcher(identifier="nbguard.paths")  # type: ignore[untyped-decorator]
@@ -32,7 +32,7 @@ class PathMatcher:
         return nbguard_paths
 
     def _matcher_of_words(self) -> Any:
-        """Return the function for IPython 7, which replaces the last word of a line, and tells that word alone."""
+        """Return the function for IPython before 8.6, which replaces the last word of a line, and passes that word alone."""
 
         def nbguard_paths(word: str) -> list[str]:
             fragment, paths = self.matches(self._shell.Completer.text_until_cursor)
