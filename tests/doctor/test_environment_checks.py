@@ -19,7 +19,7 @@ from nbguard.training.doctor.analysis.diagnosis import (
     Toolkit,
     ToolkitFacts,
 )
-from nbguard.training.doctor.analysis.gpu_checks import runs_on
+from nbguard.training.doctor.analysis.gpu_checks import runs_on, toolkit_checks
 from nbguard.training.doctor.analysis.seed_checks import LearnerFacts, LoaderSettings, PrecisionFacts
 from nbguard.units import GiB, MiB
 from tests.doctor.environments import HEALTHY, checks, environment, findings
@@ -240,3 +240,14 @@ def test_settings_that_pytorch_refuses_are_no_advice(text: str) -> None:
     for finding in found:
         for setting in re.findall(r'ALLOC_CONF="([^"]*)"', finding.command):
             AllocatorSettings.parse(setting, (2, 13))
+
+
+def test_the_compilers_of_windows_are_not_judged() -> None:
+    """`nvcc.exe` is no `bin/nvcc`, and nothing here finds what Visual Studio has installed."""
+    facts = environment(toolkit=toolkit(None, has_nvcc=False))
+
+    (here,) = toolkit_checks(facts)
+    (there,) = toolkit_checks(replace(facts, system="Windows 11 AMD64"))
+
+    assert here.findings
+    assert (there.state, there.findings) == ("not checked", ())

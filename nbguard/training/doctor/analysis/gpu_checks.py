@@ -381,6 +381,8 @@ def _toolkit(facts: EnvironmentFacts) -> Check:
         return not_checked("environment", _NAME, NO_TORCH)
     if not torch.cuda:
         return not_checked("environment", _NAME, "this PyTorch is built without CUDA")
+    if facts.system.startswith("Windows"):
+        return not_checked("environment", _NAME, "the compilers of Windows are not known here")
     if not toolkits:
         return checked("environment", _NAME, f"none, so nothing like Apex can be compiled; PyTorch {torch.version} needs none")
     taken, compiler = toolkits[0], facts.toolkit.compiler
