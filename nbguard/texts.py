@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 # --- The IPython shell of this process, and the host where there is none; neither IPython nor marimo is imported.
@@ -24,10 +25,16 @@ def numbers_of_cells(shell: Any) -> Mapping[str, int]:
     known = getattr(getattr(shell, "compile", None), "_filename_map", None)
     history = getattr(shell, "history_manager", None)
     if known is None and history is not None:
-        inputs = {source: number for number, source in enumerate(history.input_hist_parsed) if number}
-        files = {file: "".join(entry[2]).rstrip("\n") for file, entry in getattr(linecache, "_ipython_cache", {}).items()}
-        known = {file: inputs[source] for file, source in files.items() if source in inputs}
+        files = getattr(linecache, "_ipython_cache", {})
+        known = _numbers_by_source(tuple(history.input_hist_parsed), tuple(files))
     return known if isinstance(known, dict) else {}
+
+
+@lru_cache(maxsize=1)
+def _numbers_by_source(inputs: tuple[str, ...], files: tuple[str, ...]) -> dict[str, int]:
+    latest = {source: number for number, source in enumerate(inputs) if number}
+    sources = {file: "".join(linecache.getlines(file)).rstrip("\n") for file in files}
+    return {file: latest[source] for file, source in sources.items() if source in latest}
 
 
 CELL_CODE = ("<module>", "<cell line")

@@ -22,6 +22,7 @@ def test_in_ipython_7_cells_are_known_by_their_sources_and_the_last_of_the_same_
     sources = {"/tmp/1.py": ["x = 1\n", "y = x\n"], "<ipython-input-2-8d>": ["pass\n", "\n"], "/tmp/gone.py": ["z\n"]}
     files = {file: (0, 0.0, lines, file) for file, lines in sources.items()}
     monkeypatch.setattr(linecache, "_ipython_cache", files, raising=False)
+    monkeypatch.setattr(linecache, "cache", files)
     history = SimpleNamespace(input_hist_parsed=["", "x = 1\ny = x", "pass", "x = 1\ny = x"])
 
     assert numbers_of_cells(SimpleNamespace(compile=SimpleNamespace(), history_manager=history)) == {
