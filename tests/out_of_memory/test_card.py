@@ -514,6 +514,12 @@ def test_fragmentation_is_diagnosed_by_what_the_observer_saw() -> None:
     assert said(free=2 * GiB, stranded=GiB, limit=7 * GiB), "within the limit, one GiB was free"
 
 
+def test_a_setting_that_does_not_work_here_is_not_advised() -> None:
+    facts = _case(2100 * MiB, free=0, segments=(PIECES,), device={"can_expand": False})
+
+    assert not [fix for fix in _card(facts).fixes if fix.words.startswith("fragmentation")]
+
+
 def test_a_setting_that_is_on_already_is_not_advised() -> None:
     on = {"settings": "expandable_segments:True"}
 

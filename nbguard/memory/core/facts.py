@@ -187,6 +187,7 @@ class DeviceFacts:
     segments: tuple[Segment, ...] | None = None  # None where this torch does not tell them
     nvml: NvmlFacts | None = None  # the driver's view; None without NVML
     settings: str = ""  # of the allocator, as PYTORCH_ALLOC_CONF writes them
+    can_expand: bool = True  # False: expandable segments do not work on this system
     workspace: int | None = None  # size of a workspace that torch keeps for cuBLAS, one for each handle and stream
     lt_workspace: int | None = None  # size of those for cuBLASLt beside them; None if this torch keeps none
     has_context: bool = True  # False: this process has not opened the device

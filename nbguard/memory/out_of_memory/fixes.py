@@ -400,7 +400,9 @@ def _fragmented(context: OomContext) -> Iterator[Fix]:
     """Yield the setting that keeps free memory in one piece, if there was enough of it, in pieces."""
     request, note = context.request, context.request.oom.note
     device, need = request.device, request.nbytes
-    if device is None or need is None or device.room.is_expandable or context.request.facts.tracked != "cuda":
+    if device is None or need is None or context.request.facts.tracked != "cuda":
+        return
+    if device.room.is_expandable or not device.facts.can_expand:
         return
     if note is not None and note.stranded is not None:
         free, stranded, pages, largest = note.free, note.stranded, note.pages or 0, note.largest_free or 0

@@ -14,6 +14,7 @@ from torch import nn, optim
 
 from nbguard.errors import UnpredictableError
 from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.scan.devices.segments import can_expand
 from nbguard.training.prediction.fits.functions import names_used
 from nbguard.training.prediction.fits.learner_fit import PRECISIONS, LearnerSource
 from nbguard.training.prediction.fits.loop_fit import LoopSource
@@ -515,7 +516,7 @@ def _changes(tracer: FitTracer, size: int, endless: FitTrace) -> Iterator[Change
     if not isinstance(source, LearnerSource):
         for name, model in source.modules:
             yield from of_model(name, model)
-    if "expandable_segments" not in tracer.settings.conf():
+    if "expandable_segments" not in tracer.settings.conf() and can_expand():
         yield Change(name="expandable segments", conf=_EXPANDABLE, cost="nothing; it is set before PyTorch is imported")
 
 

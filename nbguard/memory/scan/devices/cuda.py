@@ -19,7 +19,7 @@ from nbguard.memory.scan.devices.kept_memory import cublas_workspace, cublaslt_w
 from nbguard.memory.scan.devices.nvml import NvmlReader, group_limit, group_limits, place_on_bus, service_limit, unmatched
 from nbguard.memory.scan.devices.processes import identified
 from nbguard.memory.scan.devices.reserve import airbag_of, airbag_room, device_counters, without_reserve
-from nbguard.memory.scan.devices.segments import listed_segments, read_segments
+from nbguard.memory.scan.devices.segments import can_expand, listed_segments, read_segments
 from nbguard.units import MiB
 
 # --- AMD's driver (amdsmi) for torch's ROCm builds, with the same readings as NVML gives. Never run on such a device yet.
@@ -383,6 +383,7 @@ def _cuda_device(
         airbag_room=airbag_room(allocator_settings(), memory_fraction(index)),
         nvml=driver,
         settings=allocator_settings(),
+        can_expand=can_expand(),
         workspace=cublas_workspace(torch, properties) if has_context else None,
         lt_workspace=cublaslt_workspace(torch) if has_context and keeps_workspaces(torch) else None,
         has_context=has_context,

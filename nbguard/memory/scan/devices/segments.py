@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from nbguard.memory.core.facts import Block, Segment
 from nbguard.memory.scan.devices.allocation_sites import Sites
+
+
+def can_expand() -> bool:
+    """Say whether expandable segments work on this system. PyTorch ignores them on Windows, and fails with them on a Jetson.
+
+    Sources: pytorch#122057, unslothai/unsloth-zoo#1235.
+    """
+    return sys.platform != "win32" and not _TEGRA.exists()
+
+
+_TEGRA = Path("/etc/nv_tegra_release")
+"""A file of NVIDIA's Linux for its Tegra boards."""
 
 
 def listed_segments(*pool: Any) -> list[dict[str, Any]]:
