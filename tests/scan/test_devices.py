@@ -12,6 +12,7 @@ import torch
 from nbguard.memory.core.fragmentation import fragmentation
 from nbguard.memory.scan.devices import cuda
 from nbguard.memory.scan.devices.nvml import NvmlReader
+from nbguard.memory.scan.devices.segments import can_expand
 
 UUID = "12345678-aaaa-bbbb-cccc-1234567890ab"
 
@@ -144,3 +145,10 @@ def test_segments_of_every_schema_are_read(monkeypatch: pytest.MonkeyPatch, new:
     assert [block.address for block in segment.blocks] == [4096, 4608, 6144]
     assert (segment.is_expandable, segment.is_private) == (new, new)
     assert fragmentation([segment]).pending == 512
+
+
+def test_expandable_segments_do_not_work_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_expand() is (sys.platform != "win32")
+    monkeypatch.setattr(sys, "platform", "win32")
+
+    assert not can_expand()
