@@ -82,8 +82,10 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     One sentence where nothing stands out, with the largest parts of the time.
     """
     if not timing.batches:
-        unused = (finding.what + ": " + finding.change for finding in findings if finding.kind == "no_grad")
-        return ("nothing was trained here; this thread ran no backward pass and no optimizer step", *unused)
+        said = {finding.kind: finding.what + ": " + finding.change for finding in findings}
+        nothing = "nothing was trained here; this thread ran no backward pass and no optimizer step"
+        unused = [said["no_grad"]] if "no_grad" in said else []
+        return (said.get("autograd.grad", nothing), *unused)
     known = list(findings)
     steps = [_step(finding, timing) for finding in known if finding.severity == "problem" or _is_worth_it(finding, timing)]
     is_short = False
