@@ -227,7 +227,7 @@ def test_a_cleanup_of_a_name_passes_over_the_heap_once(monkeypatch: pytest.Monke
         return get_objects(generation)
 
     monkeypatch.setattr(gc, "get_objects", counted)
-    plan = nbguard.plan("feats", namespace=names)
+    plan = nbguard.plan("feats", "losses", namespace=names)
 
     assert "the hook `save` of a Linear" in next(action.detail for action in plan.actions if action.kind == "del")
     assert passes == [1]
