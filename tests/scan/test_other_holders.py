@@ -273,3 +273,33 @@ def test_records_of_an_array_are_the_arrays_own() -> None:
 
     assert rows["table"] == outcome.realised == _BYTES
     assert _is_exact(outcome)
+
+
+_JAGGED = "nested = torch.nested.nested_tensor([torch.randn(100, 64), torch.randn(300, 64)], layout=torch.jagged"
+
+
+@pytest.mark.parametrize(
+    ("cell", "nbytes"),
+    [
+        (_JAGGED + ")", 102_424),
+        (_JAGGED + ", requires_grad=True)", 102_424),
+        (_JAGGED + ").clone()", 102_424),
+        ("nested = torch.nested.nested_tensor_from_jagged(torch.ones(9, 64), torch.tensor([0, 9]), max_seqlen=9)", 2320),
+    ],
+)
+def test_a_jagged_tensor_is_promised_with_its_values_and_offsets(cell: str, nbytes: int) -> None:
+    """C++ keeps both of them as well, to compute the view again."""
+    names: dict[str, Any] = {"torch": torch}
+    exec(cell, names)
+    _, outcome = _release(names, "nested")
+
+    assert (outcome.plan.promised, outcome.realised) == (nbytes, nbytes)
+
+
+def test_values_that_a_name_shares_with_a_jagged_tensor_stay() -> None:
+    names: dict[str, Any] = {"values": torch.randn(400, 64), "offsets": torch.tensor([0, 100, 400])}
+    names["nested"] = torch.nested.nested_tensor_from_jagged(names["values"], names["offsets"])
+    _, outcome = _release(names, "nested")
+
+    assert (outcome.plan.promised, outcome.realised) == (0, 0)
+    assert names["values"].shape == (400, 64)
