@@ -303,3 +303,26 @@ def test_values_that_a_name_shares_with_a_jagged_tensor_stay() -> None:
 
     assert (outcome.plan.promised, outcome.realised) == (0, 0)
     assert names["values"].shape == (400, 64)
+
+
+_SCRIPTED = """
+scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()))
+scripted(torch.ones(2, 64)).sum().backward()
+del scripted
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_what_only_a_class_made_in_a_function_holds_waits_for_the_collector() -> None:
+    """`torch.jit.script` makes a class whose method knows the caller's names; the class refers to itself alone."""
+    names: dict[str, Any] = {"torch": torch}
+    gc.collect()
+    gc.disable()
+    try:
+        exec(_SCRIPTED, names)
+        rows, outcome = _release(names)
+    finally:
+        gc.enable()
+
+    assert not any("_jit_internal" in label for label in rows)
+    assert outcome.plan.promised == outcome.realised >= 4 * 64 * 65
