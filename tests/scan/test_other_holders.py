@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from nbguard.memory.cleanup.apply.apply import apply
+from nbguard.memory.cleanup.figures import release_of_root
 from nbguard.memory.cleanup.plan.plan import Outcome, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.references.holders import holders
@@ -326,3 +327,43 @@ def test_what_only_a_class_made_in_a_function_holds_waits_for_the_collector() ->
 
     assert not any("_jit_internal" in label for label in rows)
     assert outcome.plan.promised == outcome.realised >= 4 * 64 * 65
+
+
+class _Failing(torch.autograd.Function):
+    """Fails in its backward pass, while other operations wait in the queue."""
+
+    @staticmethod
+    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return given * 1
+
+    @staticmethod
+    def backward(*_: Any) -> Any:
+        raise RuntimeError
+
+
+def _failed_backward() -> None:
+    other = torch.randn(50_000, requires_grad=True) * 2
+    failing = _Failing.apply(torch.randn(50_000, requires_grad=True))  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError):
+        (failing + other.exp()).sum().backward()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_backward_pass_that_failed_is_forgotten_with_its_error(is_known: bool) -> None:
+    """PyTorch keeps the operations that were to come until the next one begins, and with them a leaf and its values."""
+    gc.disable()
+    try:
+        _failed_backward()
+        if not is_known:
+            gc.collect()  # the error and its frames
+        facts = scan(Notebook(shell=None, namespace={})).facts
+        rows, outcome = _release({})
+    finally:
+        gc.enable()
+
+    if not is_known:
+        (number,) = (number for number, root in enumerate(facts.graph.roots) if root.label == "libraries (Tensor)")
+        assert "next backward pass" in release_of_root(facts, facts.graph.roots[number]).effect
+    assert outcome.plan.promised == outcome.realised
+    assert outcome.realised + outcome.extra >= _BYTES
+    assert not any(row.retained >= _BYTES for row in holders(scan(Notebook(shell=None, namespace={})).facts.graph))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -32,6 +33,20 @@ def empty_cache() -> None:
         module: Any = getattr(torch, str(torch.accelerator.current_accelerator().type), None)
         if hasattr(module, "empty_cache"):
             module.empty_cache()
+
+
+def forget_failed_backward() -> None:
+    """Have PyTorch let go of the graph of a backward pass that failed on the CPU.
+
+    The nodes that were to come stay in this thread's queue until another backward pass begins. This one goes past
+    `torch.autograd.backward`, which counts as training where a profile watches it.
+    """
+    torch: Any = sys.modules["torch"]
+    with suppress(Exception), torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+        leaf, one = torch.zeros((), requires_grad=True, device="cpu"), torch.ones((), device="cpu")
+        torch.autograd.Variable._execution_engine.run_backward(
+            (leaf,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
 
 def note_left_pools(unkept: Collection[PoolId]) -> None:
