@@ -144,7 +144,7 @@ def _eps(facts: OptimizerFacts) -> Iterator[FitFinding]:
             kind="eps",
             severity="problem",
             what=f"eps={eps:g} of {_name(facts)} is 0 in float16",
-            evidence=f"{counted(count, 'float16 parameter')}: where the moments are 0, too, the step divides 0 by 0 "
+            evidence=f"{counted(count, 'float16 parameter')}: where the moments are 0 too, the step divides 0 by 0 "
             "and gives NaN",
             change=f"{eps_of}, or keep the parameters in float32 and use `torch.autocast`",
         )
@@ -158,7 +158,8 @@ def _piles_up(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[Fit
             kind="zero_grad",
             severity="problem",
             what=f"gradients pile up: {facts.name} steps, and {clears}",
-            evidence=f"{facts.steps} steps seen, {facts.cleared} `zero_grad`: each step uses the sum of those since then",
+            evidence=f"{facts.steps} steps and {facts.cleared} calls of `zero_grad` seen: "
+            "each step uses all the gradients added up so far",
             change="`optimizer.zero_grad()` before each backward pass",
             nbytes=facts.gradient_bytes,
         )
@@ -169,9 +170,9 @@ def _thrown(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFi
         yield FitFinding(
             kind="zero_grad",
             severity="problem",
-            what=f"`zero_grad` throws gradients away: {_name(facts)} steps on the last of several backward passes only",
-            evidence=f"{facts.cleared} times cleared, {facts.steps} steps: {facts.thrown} times a backward pass had come since "
-            "the last step",
+            what=f"`zero_grad` throws gradients away: {_name(facts)} uses only the last of several backward passes",
+            evidence=f"gradients cleared {facts.cleared} times for {facts.steps} steps, {facts.thrown} times after a "
+            "backward pass that no step had used",
             change="`optimizer.zero_grad()` after each step, and not before each backward pass",
         )
 
@@ -207,7 +208,7 @@ def _renewed(facts: OptimizersFacts) -> Iterator[FitFinding]:
             kind="renewed",
             severity="problem" if forgets else "note",
             what=f"a new {of}{name} is made in each batch"
-            + (": its state (momentum, averages) starts from nothing" if forgets else ""),
+            + (", and its state (momentum, averages) is lost each time" if forgets else ""),
             evidence=f"{len(alike)} of them took one step each, on the same parameters",
             change=f"make `{name}` once, before the loop",
         )
@@ -239,8 +240,8 @@ def _in_place(facts: OptimizerFacts) -> Iterator[FitFinding]:
             kind="zero_grad",
             severity="advice" if facts.gradient_bytes >= MiB else "note",
             what="`zero_grad(set_to_none=False)` keeps the gradients' memory",
-            evidence=f"{held} of gradients stay allocated through the next forward pass; {facts.cleared_in_place} times, where "
-            "looked at, they were filled with zeros",
+            evidence=f"{held} of gradients stay allocated through the next forward pass, filled with zeros "
+            f"({counted(facts.cleared_in_place, 'call')} seen)",
             change="`optimizer.zero_grad()`: it sets them to None",
             nbytes=facts.gradient_bytes,
         )
@@ -253,7 +254,7 @@ def _never_steps(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[
             kind="step",
             severity="problem",
             what=f"{facts.name} never steps",
-            evidence=f"{all_facts.backwards} backward passes, its gradients cleared {facts.cleared} times, no `step()`",
+            evidence=f"{all_facts.backwards} backward passes and {facts.cleared} calls of `zero_grad`, but no `step()`",
             change="`optimizer.step()` after the backward pass",
         )
 
@@ -291,7 +292,7 @@ def _without_gradients(facts: OptimizerFacts) -> Iterator[FitFinding]:
             kind="unused",
             severity="note",
             what=f"{counted(len(names), 'parameter')} of {_name(facts)} never got a gradient",
-            evidence=f"{shown}{more}: {'it requires' if len(names) == 1 else 'they require'} one, and the loss does "
+            evidence=f"{shown}{more}: {'it requires' if len(names) == 1 else 'they require'} one, but the loss does "
             "not depend on "
             f"{'it' if len(names) == 1 else 'them'}",
             change="use the layer, or `requires_grad_(False)` and leave it out of the optimizer",
