@@ -32,7 +32,7 @@ from nbguard.memory.scan.learners import describe
 from nbguard.memory.scan.parked import fixed_storages
 from nbguard.memory.scan.pause import keep_garbage
 from nbguard.memory.scan.scan import Notebook, Scan, scan
-from nbguard.memory.scan.shown_targets import targets_of
+from nbguard.memory.scan.shown_targets import targets_of, with_hooks
 from nbguard.memory.scan.targets import (
     is_computed,
     lookup,
@@ -394,4 +394,5 @@ def _request(notebook: Notebook, targets: Iterable[str], keep: Iterable[str], ev
 
 def _plan(notebook: Notebook, request: Request) -> tuple[Plan, Scan]:
     scanned = scan(notebook)
+    request = replace(request, targets=with_hooks(request.targets, notebook, scanned.tracker))
     return plan_cleanup(scanned.facts, request), scanned

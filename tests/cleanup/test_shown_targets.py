@@ -15,12 +15,12 @@ from torch import nn
 
 import nbguard
 from nbguard.errors import TargetError
-from nbguard.memory.cleanup.plan.plan import Request
+from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.references.explain import explain_root
 from nbguard.memory.scan import scan as looking
 from nbguard.memory.scan.scan import Notebook, scan
-from nbguard.memory.scan.shown_targets import targets_of
+from nbguard.memory.scan.shown_targets import targets_of, with_hooks
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 
@@ -192,8 +192,12 @@ def test_the_plan_says_which_hook_of_a_live_model_needs_the_name() -> None:
     exec(_HOOKED, names)
     notebook = Notebook(shell=None, namespace=names)
 
+    def planned_for(*texts: str) -> Plan:
+        scanned = scan(notebook)
+        return plan_cleanup(scanned.facts, Request(targets=with_hooks(targets_of(texts, notebook), notebook, scanned.tracker)))
+
     def details(*texts: str) -> list[str]:
-        plan = plan_cleanup(scan(notebook).facts, Request(targets=targets_of(texts, notebook)))
+        plan = planned_for(*texts)
         assert len([action for action in plan.actions if action.kind == "del"]) == len(texts)
         return [action.detail for action in plan.actions if action.kind == "del"]
 
@@ -205,11 +209,28 @@ def test_the_plan_says_which_hook_of_a_live_model_needs_the_name() -> None:
     assert "the hook `save_first` of a Sequential uses it" in losses
     assert details("unused") == [""]
     assert not any("hook" in detail for detail in details("feats", "losses", "model"))
-    planned = plan_cleanup(scan(notebook).facts, Request(targets=targets_of(["feats", "losses"], notebook))).promised
+    planned = planned_for("feats", "losses").promised
     exec("feats.clear(); losses.clear()", names)
     assert planned >= 2**20
     assert not any(root.label in ("feats", "losses") for root in scan(notebook).facts.graph.roots)
     exec("model(torch.ones(1, 4))", names)
+
+
+def test_a_cleanup_of_a_name_passes_over_the_heap_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scan knows the modules by then."""
+    names: dict[str, Any] = {}
+    exec(_HOOKED, names)
+    passes, get_objects = [], gc.get_objects
+
+    def counted(generation: int | None = None) -> list[Any]:
+        passes.extend([1] if generation is None else [])
+        return get_objects(generation)
+
+    monkeypatch.setattr(gc, "get_objects", counted)
+    plan = nbguard.plan("feats", "losses", namespace=names)
+
+    assert "the hook `save` of a Linear" in next(action.detail for action in plan.actions if action.kind == "del")
+    assert passes == [1]
 
 
 class Output(dict[str, Any]):

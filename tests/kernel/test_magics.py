@@ -39,6 +39,18 @@ def test_report_names_holders_and_their_cells(notebook: Kernel) -> None:
     assert len(cell.bundles) == 1
 
 
+def test_names_that_a_script_binds_again_are_of_the_cell_that_ran_it(notebook: Kernel) -> None:
+    (notebook.cwd / "rows.py").write_text("import torch\nrows, more = torch.ones(2**18), torch.ones(2**19)\n")
+    notebook.run("rows = torch.ones(2**17)").ok()
+    notebook.run("%run rows.py").ok()
+    notebook.run("exec('other = torch.ones(2**18)')").ok()
+
+    text = notebook.run("%gpumem --all").ok().text
+
+    since = {line.split()[0]: re.findall(r"In\[\d+\]", line) for line in text.splitlines() if "Tensor" in line}
+    assert since == {"rows": ["In[4]"], "more": ["In[4]"], "other": ["In[5]"]}
+
+
 def test_the_cycle_of_an_earlier_error_is_told_by_it(notebook: Kernel) -> None:
     notebook.run("import gc; gc.disable()").ok()
     notebook.run(

@@ -71,6 +71,7 @@ def test_it_is_said_where_it_takes_much_of_the_fit(times: int, seconds: float, r
     for finding in found:
         assert (finding.kind, finding.severity, finding.total) == ("recompile", "advice", code.again)
         assert change in finding.change
+        assert f"is compiled {times} times because " in finding.what
         assert reason in finding.evidence
 
 

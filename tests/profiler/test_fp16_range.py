@@ -67,7 +67,7 @@ def test_a_layer_near_the_end_of_the_range_is_named() -> None:
 
 def test_gradients_that_vanish_are_named() -> None:
     (finding,) = range_findings(looked(loss=lambda out: out.float().square().mean() * 1e-4))
-    assert "of the gradient of `2.weight` are zero" in finding.what
+    assert "of the gradient of `2.weight` is zero" in finding.what
 
 
 @pytest.mark.parametrize("factor", [1e-5, 1e-7], ids=["of some", "of all"])

@@ -215,7 +215,7 @@ def test_an_optimizer_that_is_made_anew_in_each_batch_is_not_many(make: Any, sev
 
     found = optimizer_findings(watch.observe())
     assert [(f.kind, f.severity) for f in found] == [("renewed", severity) for severity in severities]
-    assert ("starts from nothing" in found[0].what) == (severities == ["problem"])
+    assert ("is lost each time" in found[0].what) == (severities == ["problem"])
 
 
 @pytest.mark.parametrize("steps", [1, 4])

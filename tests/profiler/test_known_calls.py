@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.memory_growth import Growth, growth_finding
 from nbguard.training.profiler.analysis.time.stacks import KNOWN_CALLS, known_call
 from tests.profiler.loops import train
 
@@ -33,6 +34,14 @@ from tests.profiler.loops import train
 def test_the_call_of_a_line(line: str, call: str) -> None:
     assert known_call(line) == call
     assert not call or KNOWN_CALLS[call]
+
+
+def test_a_collection_that_takes_long_is_not_forbidden_where_cycles_want_it() -> None:
+    """A fit whose reference cycles hold memory is told to collect now and then: the advice that follows must not undo this."""
+    growth = growth_finding(Growth(per_batch=2**20, batches=40, holder="unreachable cycles", root="garbage"))
+    assert "call `gc.collect()`" in growth.change
+    assert "less often" in KNOWN_CALLS["gc.collect"]
+    assert "reference cycles" in KNOWN_CALLS["gc.collect"]
 
 
 @pytest.mark.slow

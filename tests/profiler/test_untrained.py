@@ -24,6 +24,10 @@ def body() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
+def large() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 2000, bias=False), nn.ReLU(), nn.Linear(2000, 4, bias=False))
+
+
 def data(count: int = 64) -> TensorDataset:
     x = torch.randn(count, 4)
     return TensorDataset(x, (x.sum(1) > 0).long())
@@ -377,26 +381,81 @@ def test_an_update_by_hand_is_training(by: str) -> None:
 
 @BY_HAND
 def test_an_update_by_hand_of_large_parameters_alone_is_training(by: str) -> None:
-    """Values are compared of small ones only."""
+    """Some of their values are compared."""
 
-    def fit() -> None:
-        model = nn.Sequential(nn.Linear(4, 2000, bias=False), nn.ReLU(), nn.Linear(2000, 4, bias=False))
+    def fit(*, updates: bool) -> None:
+        model = large()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for x, y in DataLoader(data(), batch_size=8):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
-            for p in model.parameters():
+            for p in model.parameters() if updates else ():
                 update(p, by)
+
+    assert "SGD never steps" in first_of(lambda: fit(updates=False), "step")
+    assert is_silent(lambda: fit(updates=True))
+
+
+def test_rows_of_a_large_parameter_that_are_updated_by_hand_are_training() -> None:
+    """The values that are compared are hardly ever of these rows: nothing is said."""
+
+    def fit() -> None:
+        table = nn.Embedding(5000, 16)
+        optimizer = torch.optim.SGD(table.parameters(), 0.1)
+        for _ in range(40):
+            rows = torch.randint(5000, (4,))
+            optimizer.zero_grad()
+            table(rows).square().sum().backward()
+            table.weight.data[rows] -= 0.1 * table.weight.grad[rows]  # type: ignore[index]
 
     assert is_silent(fit)
 
 
+def test_backward_passes_without_any_optimizer_are_said_where_nothing_changes() -> None:
+    def fit(*, by: str = "", model: Any = body) -> None:
+        model = model()
+        for x, y in DataLoader(data(512), batch_size=8):
+            nn.functional.cross_entropy(model(x), y).backward()
+            for p in model.parameters() if by else ():
+                update(p, by)
+
+    assert "no optimizer steps after the backward passes" in first_of(fit, "step")
+    assert "no optimizer steps after the backward passes" in first_of(lambda: fit(model=large), "step")
+    for by in ("data", "no_grad", "copy"):
+        assert is_silent(lambda by=by: fit(by=by))  # type: ignore[misc]
+        assert is_silent(lambda by=by: fit(by=by, model=large))  # type: ignore[misc]
+
+
+def test_gradients_added_up_over_a_few_batches_without_a_step_yet_are_healthy() -> None:
+    def fit() -> None:
+        model = body()
+        for x, y in DataLoader(data(), batch_size=4):
+            (nn.functional.cross_entropy(model(x), y) / 16).backward()
+
+    assert is_silent(fit)
+
+
+def test_a_loop_by_autograd_grad_is_not_said_to_train_nothing() -> None:
+    def fit(*, is_trained: bool = True) -> None:
+        model = body()
+        for x, y in DataLoader(data(), batch_size=8):
+            with torch.set_grad_enabled(is_trained):
+                loss = nn.functional.cross_entropy(model(x), y)
+            gradients = torch.autograd.grad(loss, list(model.parameters())) if is_trained else ()
+            with torch.no_grad():
+                for p, gradient in zip(model.parameters(), gradients, strict=False):
+                    p -= 0.1 * gradient
+
+    assert "only `torch.autograd.grad`" in profiled(fit)[0].first[0]
+    assert profiled(lambda: fit(is_trained=False))[0].first[0].startswith("nothing was trained here")
+
+
 @BY_HAND
 def test_an_update_by_hand_beside_an_optimizer_of_other_parameters_is_healthy(by: str) -> None:
-    def fit(*, updates: bool) -> None:
-        model = body()
-        *others, weight, bias = model.parameters()
-        optimizer = torch.optim.SGD([weight, bias], 0.1)
+    def fit(*, updates: bool, model: Any = body) -> None:
+        model = model()
+        *others, weight = model.parameters()
+        optimizer = torch.optim.SGD([weight], 0.1)
         for x, y in DataLoader(data(), batch_size=8):
             model.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
@@ -405,9 +464,13 @@ def test_an_update_by_hand_beside_an_optimizer_of_other_parameters_is_healthy(by
             optimizer.step()
 
     assert profiled(lambda: fit(updates=False))[1] == [
-        "unused gradients: 2 parameters get gradients that no optimizer uses: `0.weight`, `0.bias`"
+        "unused gradients: 3 parameters get gradients that no optimizer uses: `0.weight`, `0.bias`, `2.weight`"
     ]
     assert is_silent(lambda: fit(updates=True))
+    assert profiled(lambda: fit(updates=False, model=large))[1] == [
+        "unused gradients: 1 parameter gets gradients that no optimizer uses: `0.weight`"
+    ]
+    assert is_silent(lambda: fit(updates=True, model=large))
 
 
 def test_two_optimizers_in_turn_are_healthy() -> None:

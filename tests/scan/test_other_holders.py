@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from nbguard.memory.cleanup.apply.apply import apply
+from nbguard.memory.cleanup.figures import release_of_root
 from nbguard.memory.cleanup.plan.plan import Outcome, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.references.holders import holders
@@ -273,3 +274,96 @@ def test_records_of_an_array_are_the_arrays_own() -> None:
 
     assert rows["table"] == outcome.realised == _BYTES
     assert _is_exact(outcome)
+
+
+_JAGGED = "nested = torch.nested.nested_tensor([torch.randn(100, 64), torch.randn(300, 64)], layout=torch.jagged"
+
+
+@pytest.mark.parametrize(
+    ("cell", "nbytes"),
+    [
+        (_JAGGED + ")", 102_424),
+        (_JAGGED + ", requires_grad=True)", 102_424),
+        (_JAGGED + ").clone()", 102_424),
+        ("nested = torch.nested.nested_tensor_from_jagged(torch.ones(9, 64), torch.tensor([0, 9]), max_seqlen=9)", 2320),
+    ],
+)
+def test_a_jagged_tensor_is_promised_with_its_values_and_offsets(cell: str, nbytes: int) -> None:
+    """C++ keeps both of them as well, to compute the view again."""
+    names: dict[str, Any] = {"torch": torch}
+    exec(cell, names)
+    _, outcome = _release(names, "nested")
+
+    assert (outcome.plan.promised, outcome.realised) == (nbytes, nbytes)
+
+
+def test_values_that_a_name_shares_with_a_jagged_tensor_stay() -> None:
+    names: dict[str, Any] = {"values": torch.randn(400, 64), "offsets": torch.tensor([0, 100, 400])}
+    names["nested"] = torch.nested.nested_tensor_from_jagged(names["values"], names["offsets"])
+    _, outcome = _release(names, "nested")
+
+    assert (outcome.plan.promised, outcome.realised) == (0, 0)
+    assert names["values"].shape == (400, 64)
+
+
+_SCRIPTED = """
+scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()))
+scripted(torch.ones(2, 64)).sum().backward()
+del scripted
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_what_only_a_class_made_in_a_function_holds_waits_for_the_collector() -> None:
+    """`torch.jit.script` makes a class whose method knows the caller's names; the class refers to itself alone."""
+    names: dict[str, Any] = {"torch": torch}
+    gc.collect()
+    gc.disable()
+    try:
+        exec(_SCRIPTED, names)
+        rows, outcome = _release(names)
+    finally:
+        gc.enable()
+
+    assert not any("_jit_internal" in label for label in rows)
+    assert outcome.plan.promised == outcome.realised >= 4 * 64 * 65
+
+
+class _Failing(torch.autograd.Function):
+    """Fails in its backward pass, while other operations wait in the queue."""
+
+    @staticmethod
+    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return given * 1
+
+    @staticmethod
+    def backward(*_: Any) -> Any:
+        raise RuntimeError
+
+
+def _failed_backward() -> None:
+    other = torch.randn(50_000, requires_grad=True) * 2
+    failing = _Failing.apply(torch.randn(50_000, requires_grad=True))  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError):
+        (failing + other.exp()).sum().backward()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_backward_pass_that_failed_is_forgotten_with_its_error(is_known: bool) -> None:
+    """PyTorch keeps the operations that were to come until the next one begins, and with them a leaf and its values."""
+    gc.disable()
+    try:
+        _failed_backward()
+        if not is_known:
+            gc.collect()  # the error and its frames
+        facts = scan(Notebook(shell=None, namespace={})).facts
+        rows, outcome = _release({})
+    finally:
+        gc.enable()
+
+    if not is_known:
+        (number,) = (number for number, root in enumerate(facts.graph.roots) if root.label == "libraries (Tensor)")
+        assert "next backward pass" in release_of_root(facts, facts.graph.roots[number]).effect
+    assert outcome.plan.promised == outcome.realised
+    assert outcome.realised + outcome.extra >= _BYTES
+    assert not any(row.retained >= _BYTES for row in holders(scan(Notebook(shell=None, namespace={})).facts.graph))

@@ -77,6 +77,9 @@ ONLY_WITH_KERNEL = Advice(
     command="", effect="freed only with the kernel; C++ or one of Python's tables keeps it, and no line removes it"
 )
 
+UNSEEN_TENSORS = Advice(
+    command="", effect="freed by the next backward pass if an earlier one failed and left it behind, else only with the kernel"
+)
 ONLY_WITH_CLASS = Advice(command="", effect="freed with the class, which was made while the code ran, and with its objects")
 ONLY_ITS_ATTRIBUTES = Advice(command="", effect="logging keeps each logger until the kernel ends, and lets its attributes go")
 ONLY_WITH_THREAD = Advice(command="", effect="freed when the thread ends")

@@ -29,7 +29,7 @@ from nbguard.memory.scan.heap.unwalked import exported_storages
 from nbguard.memory.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
 from nbguard.memory.scan.learners import describe, gradient_calls, learner_facts
 from nbguard.memory.scan.libraries import known_leaks_of
-from nbguard.memory.scan.oom.failed_runs import unbound_names
+from nbguard.memory.scan.oom.failed_runs import unbound_names, unsaid_names
 from nbguard.memory.scan.oom.last_error import oom_fact
 from nbguard.memory.scan.outside.referrers import other_holders
 from nbguard.memory.scan.outside.unreached import orphan_roots
@@ -309,7 +309,7 @@ def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
     shown = [(label, value) for label, value in places if value is not None and not (type(value) is str and not value)]
     words = partial(describe, kinds=kinds, unread=walk.unread)
     return [
-        *user_roots(notebook.namespace, notebook.hidden, out, Cells(notebook.inputs, unbound_names()), words),
+        *user_roots(notebook.namespace, notebook.hidden, out, Cells(notebook.inputs, unbound_names(), unsaid_names()), words),
         *module_roots(walk.referents, notebook.namespace),
         *running_roots(None if failed is None else get_ident()),
         *output_roots(shown, out, words),

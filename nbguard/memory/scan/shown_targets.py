@@ -14,7 +14,8 @@ from nbguard.memory.core.facts import Graph, Target
 from nbguard.memory.core.references.explain import explain_unheld, is_explained
 from nbguard.memory.core.references.holders import unheld
 from nbguard.memory.core.references.shown_paths import HOOK, is_written, targets_written
-from nbguard.memory.scan.heap.kinds import Kinds, name_of
+from nbguard.memory.scan.heap.kinds import mro_of, name_of
+from nbguard.memory.scan.heap.walk import WeakTracker
 from nbguard.memory.scan.oom.names import globals_used
 from nbguard.memory.scan.parked import hooks_of
 from nbguard.memory.scan.scan import Notebook, scan
@@ -24,23 +25,31 @@ from nbguard.memory.scan.targets import refuse_fixed, resolve_targets
 def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
     """Return the targets of texts, in order; TargetError, before anything is touched, if one of them does not exist.
 
-    A name that a module's hook uses is told with that hook. A text that is no name or part of one is looked for among the
-    paths of a report. These have blanks: texts that follow each other are read as one where only that is such a path.
+    A text that is no name or part of one is looked for among the paths of a report. These have blanks: texts that follow each
+    other are read as one where only that is such a path.
     """
-    targets = _resolved([*texts], notebook)
+    return _resolved([*texts], notebook)
+
+
+def with_hooks(targets: Iterable[Target], notebook: Notebook, tracker: WeakTracker) -> tuple[Target, ...]:
+    """Return the targets, each name that a hook of a module uses with that hook, as the scan of `tracker` met the modules."""
+    targets = tuple(targets)
     names = {target.root for target in targets if target.root == target.text and target.root in notebook.namespace}
-    users = _hooks_using(names, notebook.namespace) if names and "torch" in sys.modules else {}
+    users = _hooks_using(names, notebook.namespace, tracker) if names else {}
     return tuple(
         replace(target, hook=users[target.root][0], hooked=users[target.root][1]) if target.root in users else target
         for target in targets
     )
 
 
-def _hooks_using(names: set[str], namespace: dict[str, Any]) -> dict[str, tuple[str, int]]:
+def _hooks_using(names: set[str], namespace: dict[str, Any], tracker: WeakTracker) -> dict[str, tuple[str, int]]:
     """Return a hook in words and the id of its module for each of the global names that hooks of modules use."""
     used = functools.cache(lambda function: names & globals_used(function, namespace))  # one hook is often put on each layer
     found: dict[str, tuple[str, int]] = {}
-    for module in Kinds().tracked({"model"}):
+    module_class = sys.modules["torch"].nn.Module
+    for module in (met() for met in tracker.objects.values()):
+        if module_class not in mro_of(type(module)):
+            continue
         for hook in (hook for hooks in hooks_of(module) for hook in list(hooks.values())):
             function = _function_of(hook)
             if function is not None and used(function):

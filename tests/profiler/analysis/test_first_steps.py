@@ -93,6 +93,18 @@ def test_waiting_for_data_is_ranked_with_the_rest() -> None:
     assert first_steps(whole, waits, ()) == ("data-bound",)
 
 
+def test_a_usual_wait_for_data_that_nothing_shortens_is_said_once() -> None:
+    """It said "nothing stands out: data-bound: at most 40 ms to gain"."""
+    waits = LoaderVerdict(bound="data", sentence="data-bound: at most 40 ms to gain", gain=40 * MS)
+
+    (first,) = first_steps(timing(forward=60 * MS, wait_for_data=40 * MS), waits, ())
+
+    assert first == (
+        "nothing stands out; waiting for data costs 40.0 ms of each batch's 100 ms (40%), and no setting is known to shorten it. "
+        "Of the fit's 1.00 s: 60% forward, 40% wait for data"
+    )
+
+
 def test_a_cache_that_is_emptied_costs_more_than_the_call() -> None:
     """The driver is asked for the memory again in other phases. An H200 said "Python-bound" first, and this after it."""
     whole = replace(timing(forward=60 * MS, backward=32 * MS, other_code=8 * MS), busy=0.06)

@@ -49,13 +49,13 @@ class OomWatch:
         """Show the card, if this cell ran out of memory."""
         if "torch" not in sys.modules:
             return
-        from nbguard.memory.scan.oom.failed_runs import note_error, note_failure, note_success
+        from nbguard.memory.scan.oom.failed_runs import note_failure, note_names, note_success
 
         inputs = self._shell.history_manager.input_hist_parsed
+        note_names(len(inputs) - 1, inputs, self._shell.user_ns, has_failed=cell.raised)
         if not cell.raised:
             note_success(cell.number, self._cell_id(), inputs, self._simulated())
             return
-        note_error(len(inputs) - 1, inputs, self._shell.user_ns)
         from nbguard.memory.scan.oom.chain import ran_out
 
         error = getattr(self._shell.last_execution_result, "error_in_exec", None)

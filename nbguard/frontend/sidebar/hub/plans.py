@@ -55,7 +55,7 @@ from nbguard.memory.reports.report import build_report
 from nbguard.memory.scan.devices.counters import Counters
 from nbguard.memory.scan.parked import fixed_storages, parked_facts
 from nbguard.memory.scan.scan import Notebook, Scan, TimedScan, scan
-from nbguard.memory.scan.shown_targets import targets_of
+from nbguard.memory.scan.shown_targets import targets_of, with_hooks
 
 if TYPE_CHECKING:
     from nbguard.memory.snapshots.moment import RecordedHistory
@@ -189,6 +189,7 @@ class Plans:
         if wanted.action == "park":
             parking = plan_parking(seen.facts, targets, fixed_storages(seen.tracker))
             return replace(parking, request=replace(parking.request, keep=wanted.keep)), seen, ()
+        targets = with_hooks(targets, notebook, seen.tracker)
         is_for_later = notebook.is_running and wanted.action == "release"
         whole = plan_cleanup(seen.facts, request_of(wanted.action, targets, wanted.keep), is_for_later=is_for_later)
         if wanted.action == "clean_stale" and notebook.is_running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -13,6 +14,7 @@ from nbguard.memory.core.facts import PoolId
 from nbguard.memory.core.requests import with_free_segments
 from nbguard.memory.scan.devices.cuda import segments_by_device
 from nbguard.memory.scan.devices.kept_memory import pinned_facts, remember_left_pools
+from nbguard.memory.scan.parked import unseen_by_modes
 
 
 @dataclass
@@ -32,6 +34,20 @@ def empty_cache() -> None:
         module: Any = getattr(torch, str(torch.accelerator.current_accelerator().type), None)
         if hasattr(module, "empty_cache"):
             module.empty_cache()
+
+
+def forget_failed_backward() -> None:
+    """Have PyTorch let go of the graph of a backward pass that failed on the CPU.
+
+    The nodes that were to come stay in this thread's queue until another backward pass begins. No profile and no simulated
+    device sees this one.
+    """
+    torch: Any = sys.modules["torch"]
+    with suppress(Exception), unseen_by_modes(), torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+        leaf, one = torch.zeros((), requires_grad=True, device="cpu"), torch.ones((), device="cpu")
+        torch.autograd.Variable._execution_engine.run_backward(
+            (leaf,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
 
 def note_left_pools(unkept: Collection[PoolId]) -> None:

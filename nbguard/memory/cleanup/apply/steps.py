@@ -19,7 +19,13 @@ from typing import Any, NoReturn
 
 from nbguard.errors import NbguardError
 from nbguard.memory.cleanup.apply.interrupts import Interrupts
-from nbguard.memory.cleanup.apply.kept_by_torch import FreedBytes, clear_workspaces, empty_cache, return_pinned_memory
+from nbguard.memory.cleanup.apply.kept_by_torch import (
+    FreedBytes,
+    clear_workspaces,
+    empty_cache,
+    forget_failed_backward,
+    return_pinned_memory,
+)
 from nbguard.memory.cleanup.apply.parking import park
 from nbguard.memory.cleanup.apply.tracebacks import Placeholders, release_objects, release_variables
 from nbguard.memory.cleanup.plan.orphans import diagnose
@@ -502,9 +508,20 @@ def park_storages(step: StepContext) -> str:
     return failure
 
 
+def _has_idle_devices() -> bool:
+    """Say whether GPUs are not in use yet. A first backward pass would start threads for them, and forked processes fail then."""
+    cuda = sys.modules["torch"].cuda
+    return not cuda.is_initialized() and cuda.device_count() > 0
+
+
 def _collect(step: StepContext) -> None:
-    """Run the collector; objects that it shall leave alone, by the ids of the step, are held until its end."""
+    """Run the collector; objects that it shall leave alone, by the ids of the step, are held until its end.
+
+    Before that, a failed backward pass is forgotten: the error that says so may be gone.
+    """
     held = objects_by_id({*step.action.refs}) if step.action.refs else {}
+    if not _has_idle_devices():
+        forget_failed_backward()
     debug = gc.get_debug()
     gc.set_debug(debug & ~gc.DEBUG_SAVEALL)  # else collected objects would be kept in gc.garbage
     try:

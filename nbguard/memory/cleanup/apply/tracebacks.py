@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from nbguard.memory.cleanup.apply.kept_by_torch import forget_failed_backward
 from nbguard.memory.core.advice import release_stale
 from nbguard.memory.scan.heap.kinds import Kinds, attributes_of, module_namespaces, mro_of, namespace_of
 from nbguard.memory.scan.heap.walk import Unread
@@ -102,17 +103,7 @@ def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[i
                 if function.__code__ is frame.f_code:
                     _empty(function, ids, placeholders)
     if any(frame.f_code.co_name == _BACKWARD for frame in frames.values()):
-        _forget_failed_backward()
-
-
-def _forget_failed_backward() -> None:
-    """Have PyTorch let go of the graph of a backward pass that failed on the CPU.
-
-    The nodes that were to come stay in this thread's queue until another backward pass begins.
-    """
-    torch: Any = sys.modules["torch"]
-    with suppress(Exception), torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
-        torch.zeros((), requires_grad=True, device="cpu").backward()
+        forget_failed_backward()
 
 
 def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, int]], placeholders: Placeholders) -> None:

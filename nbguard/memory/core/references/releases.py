@@ -196,7 +196,8 @@ def release_of_way(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     if root.thread:
         return _end_of_thread(graph, way)
     if not root.is_shown:
-        return advice.ONLY_WITH_KERNEL
+        is_maybe_queued = all(graph.nodes[number].kind == "tensor" for number in root.nodes)
+        return advice.UNSEEN_TENSORS if is_maybe_queued else advice.ONLY_WITH_KERNEL
     if (root.kind in ("name", "module") or root.module) and (cleared := _cleared(graph, root, way)):
         return cleared
     if root.kind in ("name", "module"):

@@ -44,120 +44,86 @@ static int no_memory(void)
     return -1;
 }
 
-/* --- Tables by address, with open addressing: sets of objects, and findings about types. */
-
-/* Neighbours in the heap are neighbours in the table, block by block of a mebibyte: it is the cache that counts here. */
-static size_t slot_of(const void *key, size_t mask)
-{
-    size_t at = (size_t)key >> 4;
-    return (at + (at >> 16) * 0x9E3779B1u) & mask;
-}
+/* --- Tables by address, with open addressing: sets of objects, and findings about types. The first member of an entry is its
+   key, NULL in an empty one. `width`, the bytes of an entry, is a constant wherever these are called. */
 
 typedef struct {
-    void **keys;
-    size_t mask; /* the number of slots, less one */
+    char *entries;
+    size_t mask; /* the number of entries, empty ones too, less one */
     size_t used;
-} AddressSet;
+} Table;
 
-static int set_grow(AddressSet *set)
+/* Return the entry of a key, or the empty one where it belongs. Neighbours in the heap are neighbours in the table, block by
+   block of a mebibyte: it is the cache that counts here. */
+static inline void *entry_of(const Table *table, size_t width, const void *key)
 {
-    size_t slots = set->keys == NULL ? 1024 : 2 * (set->mask + 1);
-    void **keys = calloc(slots, sizeof(void *));
-    if (keys == NULL) {
-        return no_memory();
-    }
-    for (size_t old = 0; set->keys != NULL && old <= set->mask; old++) {
-        if (set->keys[old] != NULL) {
-            size_t at = slot_of(set->keys[old], slots - 1);
-            while (keys[at] != NULL) {
-                at = (at + 1) & (slots - 1);
-            }
-            keys[at] = set->keys[old];
+    size_t at = (size_t)key >> 4;
+    for (at = (at + (at >> 16) * 0x9E3779B1u) & table->mask;; at = (at + 1) & table->mask) {
+        void **entry = (void **)(table->entries + at * width);
+        if (*entry == NULL || *entry == key) {
+            return entry;
         }
     }
-    free(set->keys);
-    set->keys = keys;
-    set->mask = slots - 1;
+}
+
+static inline int has_room(const Table *table)
+{
+    return table->entries != NULL && 2 * table->used <= table->mask;
+}
+
+static int grow(Table *table, size_t width)
+{
+    Table more = {NULL, table->entries == NULL ? 1023 : 2 * table->mask + 1, table->used};
+    more.entries = calloc(more.mask + 1, width);
+    if (more.entries == NULL) {
+        return no_memory();
+    }
+    for (size_t old = 0; table->entries != NULL && old <= table->mask; old++) {
+        void **entry = (void **)(table->entries + old * width);
+        if (*entry != NULL) {
+            memcpy(entry_of(&more, width, *entry), entry, width);
+        }
+    }
+    free(table->entries);
+    *table = more;
     return 0;
 }
 
-static int set_has(const AddressSet *set, const void *key)
+static void table_free(Table *table)
 {
-    if (set->keys == NULL) {
-        return 0;
-    }
-    size_t at = slot_of(key, set->mask);
-    while (set->keys[at] != NULL) {
-        if (set->keys[at] == key) {
-            return 1;
-        }
-        at = (at + 1) & set->mask;
-    }
-    return 0;
+    free(table->entries);
+    memset(table, 0, sizeof(*table));
+}
+
+static int set_has(const Table *set, const void *key)
+{
+    return set->entries != NULL && *(void **)entry_of(set, sizeof(void *), key) != NULL;
 }
 
 /* Return 1 for a new key, 0 for one that was there, -1 without memory. */
-static int set_add(AddressSet *set, void *key)
+static int set_add(Table *set, void *key)
 {
-    if ((set->keys == NULL || 2 * set->used > set->mask) && set_grow(set) < 0) {
+    if (!has_room(set) && grow(set, sizeof(void *)) < 0) {
         return -1;
     }
-    size_t at = slot_of(key, set->mask);
-    while (set->keys[at] != NULL) {
-        if (set->keys[at] == key) {
-            return 0;
-        }
-        at = (at + 1) & set->mask;
-    }
-    set->keys[at] = key;
-    set->used++;
-    return 1;
-}
-
-static void set_free(AddressSet *set)
-{
-    free(set->keys);
-    memset(set, 0, sizeof(*set));
+    void **entry = entry_of(set, sizeof(void *), key);
+    int is_new = *entry == NULL;
+    *entry = key;
+    set->used += is_new;
+    return is_new;
 }
 
 typedef struct {
-    PyTypeObject *type; /* NULL: an empty slot */
+    void *type;
     traverseproc traverse;
     inquiry is_gc;
     PyObject *kind;
     int way;
 } Finding;
 
-typedef struct {
-    Finding *slots;
-    size_t mask;
-    size_t used;
-} Findings;
-
-static Finding *find(const Findings *types, const PyTypeObject *type)
+static Finding *find(const Table *types, const PyTypeObject *type)
 {
-    size_t at = slot_of(type, types->mask);
-    while (types->slots[at].type != NULL && types->slots[at].type != type) {
-        at = (at + 1) & types->mask;
-    }
-    return &types->slots[at];
-}
-
-static int findings_grow(Findings *types)
-{
-    Findings more = {NULL, types->slots == NULL ? 1023 : 2 * types->mask + 1, types->used};
-    more.slots = calloc(more.mask + 1, sizeof(Finding));
-    if (more.slots == NULL) {
-        return no_memory();
-    }
-    for (size_t old = 0; types->slots != NULL && old <= types->mask; old++) {
-        if (types->slots[old].type != NULL) {
-            *find(&more, types->slots[old].type) = types->slots[old];
-        }
-    }
-    free(types->slots);
-    *types = more;
-    return 0;
+    return entry_of(types, sizeof(Finding), type);
 }
 
 /* --- A stack of objects, each of them referred to. */
@@ -204,8 +170,7 @@ typedef struct {
     PyObject *classify;       /* a type -> (way, kind); it keeps the type alive */
     PyObject *is_users_class; /* a class -> bool: it is walked */
     PyObject *is_dull_class;  /* a class -> bool: it leads to plain data and code alone */
-    Findings types;
-    AddressSet library_classes, dull_classes;
+    Table types, library_classes, dull_classes; /* findings, and two sets */
     Py_ssize_t bulk; /* references from which on a container is examined */
     Py_ssize_t room; /* objects behind each reference, on average, that are examined */
 } Walker;
@@ -220,7 +185,7 @@ static Finding *finding_of(Walker *self, PyTypeObject *type)
     int way;
     PyObject *kind, *answer = PyObject_CallFunctionObjArgs(self->classify, (PyObject *)type, NULL);
     int failed = answer == NULL || !PyArg_ParseTuple(answer, "iO", &way, &kind);
-    if (failed || (2 * self->types.used > self->types.mask && findings_grow(&self->types) < 0)) {
+    if (failed || (!has_room(&self->types) && grow(&self->types, sizeof(Finding)) < 0)) {
         Py_DecRef(answer);
         return NULL;
     }
@@ -250,7 +215,7 @@ static int traverse(const Finding *found, PyObject *obj, visitproc visit, void *
 
 /* Ask Python about a class once: `known` are those that need not be looked at. Return whether this one is to be, or -1 with an
    exception. Nearly every object refers to its class. */
-static int ask_about_class(PyObject *question, int dull, AddressSet *known, PyObject *cls)
+static int ask_about_class(PyObject *question, int dull, Table *known, PyObject *cls)
 {
     if (set_has(known, cls)) {
         return 0;
@@ -265,7 +230,7 @@ static int ask_about_class(PyObject *question, int dull, AddressSet *known, PyOb
 
 typedef struct {
     const Walker *walker;
-    AddressSet seen;
+    Table seen;
     Stack todo;
     Py_ssize_t left; /* referents that may still be examined */
     int is_plain;
@@ -320,7 +285,7 @@ static int is_plain_below(Walker *self, PyObject *top, Py_ssize_t referents)
         Py_DecRef(obj);
     }
     stack_free(&exam.todo);
-    set_free(&exam.seen);
+    table_free(&exam.seen);
     return exam.failed ? -1 : exam.is_plain;
 }
 
@@ -356,42 +321,39 @@ typedef struct {
     Py_ssize_t most_tensors;
 } State;
 
-/* Number a new object; -2 with an exception. */
-static Py_ssize_t add(State *walk, PyObject *key, PyObject *obj, PyObject *kind)
+/* Number a new object, and append its number. Return -1 with an exception. */
+static int add(State *walk, PyObject *key, PyObject *obj, PyObject *kind, PyObject *numbers)
 {
-    Py_ssize_t number = PyList_Size(walk->objects);
-    PyObject *value = PyLong_FromSsize_t(number);
-    int failed = value == NULL || PyDict_SetItem(walk->number, key, value) < 0 || PyList_Append(walk->objects, obj) < 0
-                 || PyList_Append(walk->kinds, kind) < 0;
-    Py_DecRef(value);
-    return failed ? -2 : number;
+    PyObject *number = PyLong_FromSsize_t(PyList_Size(walk->objects));
+    int failed = number == NULL || PyDict_SetItem(walk->number, key, number) < 0 || PyList_Append(walk->objects, obj) < 0
+                 || PyList_Append(walk->kinds, kind) < 0 || PyList_Append(numbers, number) < 0;
+    Py_DecRef(number);
+    return failed ? -1 : 0;
 }
 
-/* Return the number of an object, new or known, -1 for one that is not walked, -2 with an exception. */
-static Py_ssize_t number_of(Walker *self, State *walk, PyObject *obj)
+/* Append the number of an object, new or known, if it is walked. Return -1 with an exception. */
+static int append_number(Walker *self, State *walk, PyObject *obj, PyObject *numbers)
 {
     const Finding *found = finding_of(self, Py_TYPE(obj));
     if (found == NULL) {
-        return -2;
+        return -1;
     }
     int way = found->way; /* the finding may move when Python is asked */
     PyObject *kind = found->kind;
     if (way == LEAF || (way == CLASS && set_has(&self->library_classes, obj))) {
-        return -1;
+        return 0;
     }
     PyObject *key = PyLong_FromVoidPtr(obj);
     PyObject *known = key == NULL ? NULL : PyDict_GetItemWithError(walk->number, key);
-    Py_ssize_t number = -2;
-    if (known != NULL) {
-        number = PyLong_AsSsize_t(known);
-    } else if (!PyErr_Occurred()) {
+    int failed = known == NULL ? PyErr_Occurred() != NULL : PyList_Append(numbers, known) < 0;
+    if (known == NULL && !failed) {
         int stops = PySet_Contains(walk->stop, key);
         int walked = stops || way != CLASS ? !stops : ask_about_class(self->is_users_class, 0, &self->library_classes, obj);
-        number = stops < 0 || walked < 0 ? -2 : walked ? add(walk, key, obj, kind) : -1;
-        walk->tensors += way == TENSOR && number >= 0;
+        failed = stops < 0 || walked < 0 || (walked && add(walk, key, obj, kind, numbers) < 0);
+        walk->tensors += way == TENSOR && walked && !failed;
     }
     Py_DecRef(key);
-    return number;
+    return failed ? -1 : 0;
 }
 
 /* Return the list of the numbers of `children`; NULL with an exception. */
@@ -399,13 +361,10 @@ static PyObject *numbers_of(Walker *self, State *walk, const Stack *children)
 {
     PyObject *numbers = PyList_New(0);
     for (size_t n = 0; numbers != NULL && n < children->length; n++) {
-        Py_ssize_t number = number_of(self, walk, children->items[n]);
-        PyObject *value = number < 0 ? NULL : PyLong_FromSsize_t(number);
-        if (number == -2 || (number >= 0 && (value == NULL || PyList_Append(numbers, value) < 0))) {
+        if (append_number(self, walk, children->items[n], numbers) < 0) {
             Py_DecRef(numbers);
             numbers = NULL;
         }
-        Py_DecRef(value);
     }
     return numbers;
 }
@@ -497,7 +456,7 @@ static int walker_init(Walker *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_TypeError, "a walker is made once");
         return -1;
     }
-    if (findings_grow(&self->types) < 0) {
+    if (grow(&self->types, sizeof(Finding)) < 0) {
         return -1;
     }
     Py_IncRef(classify);
@@ -513,12 +472,12 @@ static int walker_init(Walker *self, PyObject *args, PyObject *kwargs)
 
 static void walker_dealloc(Walker *self)
 {
-    for (size_t at = 0; self->types.slots != NULL && at <= self->types.mask; at++) {
-        Py_DecRef(self->types.slots[at].kind);
+    for (size_t at = 0; self->types.entries != NULL && at <= self->types.mask; at++) {
+        Py_DecRef(((Finding *)self->types.entries)[at].kind);
     }
-    free(self->types.slots);
-    set_free(&self->library_classes);
-    set_free(&self->dull_classes);
+    table_free(&self->types);
+    table_free(&self->library_classes);
+    table_free(&self->dull_classes);
     Py_DecRef(self->classify);
     Py_DecRef(self->is_users_class);
     Py_DecRef(self->is_dull_class);
@@ -570,7 +529,7 @@ static PyObject *module_take(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     PyObject *found = PyList_New(0), *obj;
-    AddressSet wanted = {0}, others = {0};
+    Table wanted = {0}, others = {0};
     int failed = found == NULL;
     for (Py_ssize_t end = PyList_Size(objects), at = end; end > 0 && !failed; end = at = PyList_Size(objects)) {
         Py_ssize_t start = end > PIECE ? end - PIECE : 0;
@@ -588,8 +547,8 @@ static PyObject *module_take(PyObject *Py_UNUSED(module), PyObject *args)
         }
         failed = failed || PyList_SetSlice(objects, start, end, NULL) < 0;
     }
-    set_free(&wanted);
-    set_free(&others);
+    table_free(&wanted);
+    table_free(&others);
     if (failed || PyList_Reverse(found) < 0) {
         Py_DecRef(found);
         found = NULL;
@@ -626,7 +585,7 @@ static PyObject *module_referrers(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     PyObject *found = PyList_New(0), *followed = PyList_New(0);
-    AddressSet asked = {0};
+    Table asked = {0};
     int failed = found == NULL || followed == NULL, is_new = 1, back = 1;
     for (Py_ssize_t at = 0; at < PyList_Size(list) && !failed; at++) {
         failed = set_add(&asked, PyList_GetItem(list, at)) < 0;
@@ -658,7 +617,7 @@ static PyObject *module_referrers(PyObject *Py_UNUSED(module), PyObject *args)
             }
         }
     }
-    set_free(&asked);
+    table_free(&asked);
     if (failed || (back && PyList_Reverse(found) < 0)) {
         Py_DecRef(found);
         Py_DecRef(followed);

@@ -40,6 +40,7 @@ class Autograd:
         self._use_count = getattr(torch.Tensor, "_use_count", lambda _: 1)
         self.layout: Any = base.__dict__["layout"].__get__
         self.strided: Any = torch.strided
+        self.jagged: Any = getattr(torch, "jagged", None)
         self._device = base.__dict__["device"].__get__
         self._plain = Types((torch.Tensor, torch.nn.Parameter))
         self._functorch: Any = getattr(torch._C, "_functorch", None)
@@ -105,20 +106,40 @@ class Autograd:
         return self.has_gradient_with_graph(tensor) or bool(self.hooks(tensor)) or bool(attributes_of(tensor))
 
     def parts(self, tensor: Any) -> list[Any]:
-        """Return the tensors that one without a storage of its own is made of: a sparse one, or the wrapper of a transform."""
+        """Return the tensors that one without a storage of its own is made of.
+
+        It is a sparse one, the wrapper of a transform, or a jagged one, which has them as attributes, too.
+        """
         parts: list[Any] = []
         if has_own_dispatch(type(tensor)):
             return parts
         if self._is_wrapper(tensor):
             return [self._functorch.get_unwrapped(tensor)]
-        if self.layout(tensor) is self.strided:
+        layout = self.layout(tensor)
+        if layout is self.strided:
             return parts
+        if layout is self.jagged:
+            return self._parts_of_jagged(tensor)
         for name in _SPARSE:
             try:
                 parts.append(getattr(self.tensor_base, name)(tensor))
             except (RuntimeError, AttributeError, NotImplementedError):
                 continue
         return parts
+
+    def _parts_of_jagged(self, tensor: Any) -> list[Any]:
+        """Return the tensors that C++ keeps of a jagged view, as often as it does so: each of two records has them all.
+
+        Its `_base` counts as one of them.
+        """
+        base = self.base(tensor)
+        if base is None:
+            return []
+        attributes = attributes_of(tensor) or {}
+        cache = attributes.get("_metadata_cache")
+        kept = [*attributes.values(), *(cache.values() if type(cache) is dict else ())]
+        tensors = [value for value in kept if self.tensor_base in mro_of(type(value))]
+        return [*tensors, *(value for value in tensors if value is not base)]
 
     def is_opaque(self, tensor: Any, tracked: str) -> bool:
         """Say whether a tensor without a storage has memory on this kind of device all the same, as oneDNN's do."""

@@ -1,4 +1,4 @@
-"""Runs of cells that failed: those that ran out of memory, with the counters at their start, and the names that none bound."""
+"""Runs of cells that failed, with the counters at their start, and the names that cells bound otherwise than they say."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class _Latest:
     passed: tuple[int, ...] = ()  # that number, and the number of the cell's successful run since
     outlived: int | None = None  # that number, once another cell that got memory of a device has run through
     unbound: ClassVar[dict[int, frozenset[str]]] = {}  # names that a failed cell was to bind and did not, by its number
+    unsaid: ClassVar[dict[int, frozenset[str]]] = {}  # names that a cell bound and its source does not, by its number
 
 
 def note_start(cell: int, namespace: dict[str, Any], simulated: Mapping[str, AllocatorCounts]) -> None:
@@ -70,20 +71,32 @@ def keep_start(namespace: dict[str, Any]) -> None:
         _Latest.failed = replace(_Latest.start, ended=ended)
 
 
-def note_error(cell: int, inputs: Sequence[str], namespace: dict[str, Any]) -> None:
-    """Note the names that cell number `cell`, which failed, did not come to bind, as they have the objects of its start."""
+def note_names(cell: int, inputs: Sequence[str], namespace: dict[str, Any], *, has_failed: bool) -> None:
+    """Note the names that cell number `cell` bound though its source does not, as by `%run`.
+
+    Of one that failed, also those that it did not come to bind, as they have the objects of its start.
+    """
     start = start_of(cell)
-    source = inputs[cell] if start is not None and cell < len(inputs) else ""
-    names = cell_names(source)
-    if start is not None and names is not None:
+    names = cell_names(inputs[cell]) if start is not None and cell < len(inputs) else None
+    if start is None or names is None:
+        return
+    if has_failed:
         _Latest.unbound[cell] = frozenset(
             name for name in names.bound if name in start.names and start.names[name] == id(namespace.get(name))
         )
+    new = (name for name, value in namespace.items() if type(name) is str and start.names.get(name) != id(value))
+    if unsaid := frozenset(name for name in new if name not in names.bound and not name.startswith("_")):
+        _Latest.unsaid[cell] = unsaid
 
 
 def unbound_names() -> Mapping[int, frozenset[str]]:
     """Return the names that each failed cell was to bind and did not, by the cell's number."""
     return _Latest.unbound
+
+
+def unsaid_names() -> Mapping[int, frozenset[str]]:
+    """Return the names that a cell bound and its source does not, by the cell's number."""
+    return _Latest.unsaid
 
 
 def note_failure(cell: int, cell_id: str) -> None:
@@ -127,6 +140,7 @@ def forget_start() -> None:
     _Latest.start = _Latest.failed = _Latest.lacking = _Latest.outlived = None
     _Latest.passed = ()
     _Latest.unbound.clear()
+    _Latest.unsaid.clear()
 
 
 def counts_of(stats: dict[str, Any]) -> AllocatorCounts:

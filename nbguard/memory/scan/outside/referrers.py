@@ -234,7 +234,7 @@ def _classes_of_their_objects(walk: Walk, classes: list[Any]) -> list[int]:
     ours = references_by_asking()
     own = []
     for n in range(len(classes)):  # no name of ours may refer to a class
-        parts = {id(ref) for ref in (*gc.get_referents(classes[n]), *gc.get_referents(namespace_of(classes[n])))}
+        parts = {id(ref) for ref in _with_attributes(classes[n])}
         known = sum(
             sum(ref is classes[n] for ref in gc.get_referents(obj))
             for obj in found
@@ -243,6 +243,12 @@ def _classes_of_their_objects(walk: Walk, classes: list[Any]) -> list[int]:
         if sys.getrefcount(classes[n]) == ours + known:
             own.append(n)
     return own
+
+
+def _with_attributes(cls: type) -> list[Any]:
+    """Return the objects that a class refers to, and its attributes: the descriptors of `__dict__` and `__weakref__`, too."""
+    refs = gc.get_referents(cls)
+    return [*refs, *(value for space in refs if type(space) is dict for value in gc.get_referents(space))]
 
 
 def _link_classes(walk: Walk, classes: list[Any]) -> None:

@@ -147,12 +147,18 @@ def module_roots(referents: Referents, namespace: dict[str, Any]) -> list[LiveRo
 class Cells:
     """The cells that bound each name last, read from the inputs of the session (IPython's `In`).
 
-    `unbound`: the names that a cell did not come to bind as it failed, by its number.
+    `unbound`: the names that a cell did not come to bind as it failed, by its number. `unsaid`: those that a cell bound, as by
+    `%run`, though its source does not.
     """
 
-    def __init__(self, inputs: list[str], unbound: Mapping[int, frozenset[str]] | None = None) -> None:
+    def __init__(
+        self,
+        inputs: list[str],
+        unbound: Mapping[int, frozenset[str]] | None = None,
+        unsaid: Mapping[int, frozenset[str]] | None = None,
+    ) -> None:
         self._inputs = inputs
-        self._unbound = unbound or {}
+        self._unbound, self._unsaid = unbound or {}, unsaid or {}
         self._bound: dict[str, int] | None = None
 
     def birth(self, name: str) -> int | None:
@@ -162,7 +168,8 @@ class Cells:
             for number, source in enumerate(self._inputs):
                 names = cell_names(source) if type(source) is str else None
                 if names is not None:
-                    self._bound |= dict.fromkeys(names.bound - self._unbound.get(number, frozenset()), number)
+                    bound = names.bound - self._unbound.get(number, frozenset()) | self._unsaid.get(number, frozenset())
+                    self._bound |= dict.fromkeys(bound, number)
         return self._bound.get(name)
 
 

@@ -82,11 +82,13 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     One sentence where nothing stands out, with the largest parts of the time.
     """
     if not timing.batches:
-        unused = (finding.what + ": " + finding.change for finding in findings if finding.kind == "no_grad")
-        return ("nothing was trained here; this thread ran no backward pass and no optimizer step", *unused)
+        said = {finding.kind: finding.what + ": " + finding.change for finding in findings}
+        nothing = "nothing was trained here; this thread ran no backward pass and no optimizer step"
+        unused = [said["no_grad"]] if "no_grad" in said else []
+        return (said.get("autograd.grad", nothing), *unused)
     known = list(findings)
     steps = [_step(finding, timing) for finding in known if finding.severity == "problem" or _is_worth_it(finding, timing)]
-    is_short = False
+    is_short = is_usual = False
     if loader is not None and loader.bound in _WAITS and not any(finding in loader.advice for finding in known):
         lost = timing.of_fit(loader.gain or 0)
         is_named = 2 * sum(_lost(finding, timing) for finding in known if finding.kind in _CODE) >= lost > 0
@@ -99,6 +101,10 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     steps.sort(key=lambda step: (step.rank is None, step.rank or (), -step.lost))
     if steps or loader is None:
         return tuple(step.sentence for step in steps[:_MOST])
+    if is_usual:
+        step, gain = timing.step or 1, loader.gain or 0
+        waits = f"waiting for data costs {format_time(gain)} of each batch's {format_time(step)} ({gain / step:.0%})"
+        return (f"nothing stands out; {waits}, and no setting is known to shorten it{_largest_parts(timing)}",)
     joint = "; the verdict is " if loader.bound == "unknown" else " in so short a fit; " if is_short else ": "
     return (f"nothing stands out{joint}{loader.sentence}{_largest_parts(timing)}",)
 

@@ -154,7 +154,7 @@ def _needless(facts: AmpFacts) -> Iterator[FitFinding]:
             severity="advice",
             what="a GradScaler with bfloat16 is not needed",
             evidence=f"{count} of the sampled batches ran in bfloat16, which has the range of float32, so the scaler "
-            "checks every gradient for nothing",
+            "needlessly checks every gradient",
             change="`GradScaler(enabled=False)`, or remove it",
         )
 
@@ -187,7 +187,7 @@ def _not_trained(scaler: ScalerFacts, facts: AmpFacts, nan: FitFinding | None, o
     """Return that no step was taken, with the cause where the report knows one."""
     skipped = f"every one of {scaler.updates} steps was skipped"
     is_all = optimizers <= scaler.optimizers  # another one may have trained a part of the model
-    what = f"the model was not trained: {skipped}" if is_all else f"{skipped} that the GradScaler decides on"
+    what = f"the model was not trained: {skipped}" if is_all else f"{skipped} by the GradScaler"
     if nan is None:
         return replace(_problem(what, scaler, _smaller_scale(scaler, facts)), kind="not trained")
     found = _problem(what + ", as " + nan.what, scaler, nan.change)

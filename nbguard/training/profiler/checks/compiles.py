@@ -52,10 +52,10 @@ def compile_findings(facts: CompileFacts, wall: int) -> Iterator[FitFinding]:
         what = f"`{code.name}` ({line_words(code.place, code.line, '')}) is compiled {counted(code.times, 'time')}"
         reason = f"; the last time because of `{code.reason[:_LONGEST].replace('`', '')}`" if code.reason else ""
         if is_size:
-            what += "because the sizes of its inputs change"
-            change = "`torch.compile(model, dynamic=True)` compiles it once for all sizes; or pad batches to a few sizes"
+            what += " because the sizes of its inputs change"
+            change = "`torch.compile(model, dynamic=True)` compiles it once for all sizes; or pad the batches to a few sizes"
         else:
-            what += "because a value that it reads changes"
+            what += " because a value that it reads changes"
             change = "pass changing numbers as tensors, or keep them out of the compiled code"
         yield FitFinding(
             kind="recompile",

@@ -75,8 +75,8 @@ def _near_the_end(facts: RangeFacts) -> Iterator[FitFinding]:
     yield FitFinding(
         kind="range",
         severity="advice",
-        what=f"{layer} comes close to the limit of float16; it returned up to {largest.value:,.0f} of {limit:,.0f}",
-        evidence=f"the largest magnitude in {facts.batches} sampled batches; above the limit it is infinite",
+        what=f"{layer} comes close to the limit of float16; it returned {largest.value:,.0f}, and the limit is {limit:,.0f}",
+        evidence=f"the largest magnitude in {facts.batches} sampled batches; above the limit a value becomes infinite",
         change=(
             "compute in bfloat16, or normalise the layer's input; "
             + STOP_OPTION
@@ -90,7 +90,7 @@ def _vanishing(facts: RangeFacts) -> Iterator[FitFinding]:
     is_coarse = lost is not None and lost.coarse >= _COARSE
     if lost is not None and is_coarse and lost.zeros >= _LOST:
         parameter = f"`{lost.parameter}`" if lost.parameter else "a parameter"
-        what = f"{lost.zeros:.0%} of the gradient of {parameter} are zero because float16 is too coarse for it"
+        what = f"{lost.zeros:.0%} of the gradient of {parameter} is zero because float16 is too coarse for it"
     elif facts.empty and (is_coarse or facts.empty == facts.gradients):
         what = f"{facts.empty} of {facts.gradients} sampled gradients are all zero because float16 is too coarse"
     if what:

@@ -44,8 +44,8 @@ def retained_finding(facts: RetainedFacts) -> Iterable[FitFinding]:
         kind="retain_graph",
         severity="advice",
         what=f"{facts.where} calls `backward(retain_graph=True)`, and no second backward pass uses the graph",
-        evidence=f"in {facts.unused} of {facts.passes} batches seen: the {format_bytes(facts.nbytes)} that it has saved stay "
-        "while the optimizer steps and the next batch is computed",
+        evidence=f"in {facts.unused} of {facts.passes} batches seen, the {format_bytes(facts.nbytes)} that the graph saved "
+        "stayed in memory while the optimizer stepped and the next batch was computed",
         change="`loss.backward()`",
         nbytes=facts.nbytes,
     )
@@ -154,7 +154,7 @@ def unused_findings(facts: UnusedFacts) -> Iterable[FitFinding]:
             severity="advice",
             what=f"{line.where} builds graphs that no backward pass uses",
             evidence=f"{counted(line.calls, 'call')} of {line.model} with gradients enabled: each keeps "
-            f"{format_bytes(line.nbytes)} of activations until its outputs go",
+            f"{format_bytes(line.nbytes)} of activations until its outputs are freed",
             change=f"`with torch.no_grad():` around it{decorated}",
             nbytes=line.nbytes or None,
         )

@@ -85,7 +85,7 @@ def _broadcast(facts: LossInputFacts) -> Iterator[FitFinding]:
             kind="loss input",
             severity="problem",
             what=f"the loss compares every prediction with every target because the shapes {outputs} and {targets} broadcast",
-            evidence=f"{fact.items} × {fact.items} {pairs} for {fact.items} items: their mean is the best answer for all",
+            evidence=f"{fact.items} × {fact.items} {pairs} for {fact.items} items: the mean target for all fits best",
             change="`output.squeeze(1)` before the loss" if fact.is_column else "`output.unsqueeze(1)` before the loss",
         )
 

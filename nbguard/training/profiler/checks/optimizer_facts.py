@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -23,6 +24,8 @@ _ENOUGH = 3
 _SHOWN = 3
 _MANY = 8
 """Optimizers that are more than models and their parts want."""
+_MANY_PASSES = 32
+"""Backward passes without a step that are more than a loop adds gradients up over, as a rule."""
 _MUCH = 0.1
 """Share of gradients that is mentioned if nobody uses it."""
 
@@ -94,6 +97,8 @@ class OptimizersFacts:
         tuple[str, int], ...
     ] = ()  # classes of torch's schedulers of the learning rate, and calls of their `step`
     losses: int = 0  # in all batches
+    untouched: int = 0  # backward passes until the last look at which no value had changed yet; 0: one had, or a step came
+    gradients: int = 0  # calls of `torch.autograd.grad` in the sampled batches
     stepped_by: str = ""  # module of a library that steps an optimizer for each parameter; "": none of those that are known
 
 
@@ -120,11 +125,13 @@ def optimizer_findings(
     `is_scaled`: a GradScaler decides which steps are taken. `times`: nanoseconds of a batch by phase, as far as they are known.
     """
     times = times or {}
-    findings: list[FitFinding] = [*_many(facts, times), *_renewed(facts), *_unused(facts, times)]
+    findings: list[FitFinding] = [*_many(facts, times), *_renewed(facts), *_unused(facts, times), *_by_gradients(facts)]
     for optimizer in facts.optimizers:
         findings += [*_eps(optimizer), *_piles_up(optimizer, facts), *_in_place(optimizer), *_without_gradients(optimizer)]
         if not is_scaled:
             findings += [*_never_steps(optimizer, facts), *_thrown(optimizer, facts)]
+    if not is_scaled and not any(finding.kind == "step" for finding in findings):
+        findings += _untouched(facts)
     return tuple(findings)
 
 
@@ -137,7 +144,7 @@ def _eps(facts: OptimizerFacts) -> Iterator[FitFinding]:
             kind="eps",
             severity="problem",
             what=f"eps={eps:g} of {_name(facts)} is 0 in float16",
-            evidence=f"{counted(count, 'float16 parameter')}: where the moments are 0, too, the step divides 0 by 0 "
+            evidence=f"{counted(count, 'float16 parameter')}: where the moments are 0 too, the step divides 0 by 0 "
             "and gives NaN",
             change=f"{eps_of}, or keep the parameters in float32 and use `torch.autocast`",
         )
@@ -151,7 +158,8 @@ def _piles_up(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[Fit
             kind="zero_grad",
             severity="problem",
             what=f"gradients pile up: {facts.name} steps, and {clears}",
-            evidence=f"{facts.steps} steps seen, {facts.cleared} `zero_grad`: each step uses the sum of those since then",
+            evidence=f"{facts.steps} steps and {facts.cleared} calls of `zero_grad` seen: "
+            "each step uses all the gradients added up so far",
             change="`optimizer.zero_grad()` before each backward pass",
             nbytes=facts.gradient_bytes,
         )
@@ -162,9 +170,9 @@ def _thrown(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFi
         yield FitFinding(
             kind="zero_grad",
             severity="problem",
-            what=f"`zero_grad` throws gradients away: {_name(facts)} steps on the last of several backward passes only",
-            evidence=f"{facts.cleared} times cleared, {facts.steps} steps: {facts.thrown} times a backward pass had come since "
-            "the last step",
+            what=f"`zero_grad` throws gradients away: {_name(facts)} uses only the last of several backward passes",
+            evidence=f"gradients cleared {facts.cleared} times for {facts.steps} steps, {facts.thrown} times after a "
+            "backward pass that no step had used",
             change="`optimizer.zero_grad()` after each step, and not before each backward pass",
         )
 
@@ -200,7 +208,7 @@ def _renewed(facts: OptimizersFacts) -> Iterator[FitFinding]:
             kind="renewed",
             severity="problem" if forgets else "note",
             what=f"a new {of}{name} is made in each batch"
-            + (": its state (momentum, averages) starts from nothing" if forgets else ""),
+            + (", and its state (momentum, averages) is lost each time" if forgets else ""),
             evidence=f"{len(alike)} of them took one step each, on the same parameters",
             change=f"make `{name}` once, before the loop",
         )
@@ -232,8 +240,8 @@ def _in_place(facts: OptimizerFacts) -> Iterator[FitFinding]:
             kind="zero_grad",
             severity="advice" if facts.gradient_bytes >= MiB else "note",
             what="`zero_grad(set_to_none=False)` keeps the gradients' memory",
-            evidence=f"{held} of gradients stay allocated through the next forward pass; {facts.cleared_in_place} times, where "
-            "looked at, they were filled with zeros",
+            evidence=f"{held} of gradients stay allocated through the next forward pass, filled with zeros "
+            f"({counted(facts.cleared_in_place, 'call')} seen)",
             change="`optimizer.zero_grad()`: it sets them to None",
             nbytes=facts.gradient_bytes,
         )
@@ -246,8 +254,32 @@ def _never_steps(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[
             kind="step",
             severity="problem",
             what=f"{facts.name} never steps",
-            evidence=f"{all_facts.backwards} backward passes, its gradients cleared {facts.cleared} times, no `step()`",
+            evidence=f"{all_facts.backwards} backward passes and {facts.cleared} calls of `zero_grad`, but no `step()`",
             change="`optimizer.step()` after the backward pass",
+        )
+
+
+def _untouched(facts: OptimizersFacts) -> Iterator[FitFinding]:
+    """Yield backward passes that nothing follows, also where their optimizer is not known."""
+    if facts.untouched >= _MANY_PASSES:
+        yield FitFinding(
+            kind="step",
+            severity="problem",
+            what="no optimizer steps after the backward passes, and no parameter changes",
+            evidence=f"before backward pass {facts.untouched} the values that were compared were the same as before the first",
+            change="`optimizer.step()` after each backward pass, unless you only want the gradients",
+        )
+
+
+def _by_gradients(facts: OptimizersFacts) -> Iterator[FitFinding]:
+    """Yield gradients that no backward pass has computed."""
+    if facts.gradients and not facts.losses:
+        yield FitFinding(
+            kind="autograd.grad",
+            severity="note",
+            what="no backward pass and no optimizer step ran on this thread, only `torch.autograd.grad`",
+            evidence=f"{counted(facts.gradients, 'call')} in the sampled batches",
+            change="a loop that trains in this way is timed by batch if it calls `loss.backward()` instead and uses `p.grad`",
         )
 
 
@@ -260,7 +292,7 @@ def _without_gradients(facts: OptimizerFacts) -> Iterator[FitFinding]:
             kind="unused",
             severity="note",
             what=f"{counted(len(names), 'parameter')} of {_name(facts)} never got a gradient",
-            evidence=f"{shown}{more}: {'it requires' if len(names) == 1 else 'they require'} one, and the loss does "
+            evidence=f"{shown}{more}: {'it requires' if len(names) == 1 else 'they require'} one, but the loss does "
             "not depend on "
             f"{'it' if len(names) == 1 else 'them'}",
             change="use the layer, or `requires_grad_(False)` and leave it out of the optimizer",
@@ -351,73 +383,128 @@ def _arguments(cls: type) -> tuple[str, ...]:
 
 
 _SMALL = 4096
-"""Values of a parameter that is compared: all of them are."""
+"""Values of a parameter that are compared, spread over all that it has."""
 _FEW = 8
-"""Parameters that are compared, spread over all small ones;"""
+"""Parameters that are compared, spread over all of one device;"""
 _LOOKS = 6
 """and looks at them without any change. None follows the first change."""
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A copy of a parameter's values, or of each `stride`-th of them."""
+
+    parameter: weakref.ref[Any]
+    stride: int
+    values: Any
+
+
 class Values:
-    """Compares small parameters before and after steps, or over several batches where no optimizer steps on them.
+    """Compares a few values of parameters before and after steps, or over several batches where no optimizer steps on them.
 
     Between the two it holds copies of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, looks: int = _LOOKS) -> None:
+        """Compare at most `looks` times while nothing changes."""
         self.changed = self.unchanged = 0
-        self._before: list[tuple[weakref.ref[Any], Any]] = []
+        self.last = 0  # the `at` of the last look without any change
+        self._looks = looks
+        self._before: list[_Kept] = []
         self._versions: list[tuple[weakref.ref[Any], int]] = []  # where no optimizer steps
 
     @property
     def is_wanted(self) -> bool:
         """Say whether it is still open if anything changes."""
-        return not self.changed and self.unchanged < _LOOKS
+        return not self.changed and self.unchanged < self._looks
 
     def keep_stepless(self, torch: Any, parameters: Sequence[Any]) -> None:
-        """Copy values where no optimizer steps. There a parameter of any size that was written to is a change, too."""
-        self.keep(torch, parameters)
+        """Copy values where no optimizer steps: of large parameters, too. Any parameter that was written to is a change."""
+        self._keep(torch, [p for p in parameters if _is_comparable(torch, p)] if self.is_wanted else [])
         plain = [p for p in parameters if type(p) in (torch.nn.Parameter, torch.Tensor)] if self.is_wanted else []
         self._versions = [(weakref.ref(p), p._version) for p in plain]
 
     def keep(self, torch: Any, parameters: Sequence[Any]) -> None:
-        """Copy values, before a step."""
-        self._before, self._versions = [], []
-        small = [p for p in parameters if _is_small(torch, p)] if self.is_wanted else []
-        if not small or (small[0].is_cuda and torch.cuda.is_current_stream_capturing()):
-            return
-        alike = [p for p in small if p.device == small[0].device]
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            self._before = [(weakref.ref(p), p.detach().clone()) for p in alike[:: -(-len(alike) // _FEW)]]
+        """Copy values of small parameters, before a step."""
+        small = [p for p in parameters if _is_comparable(torch, p) and p.numel() <= _SMALL] if self.is_wanted else []
+        self._keep(torch, small)
 
-    def compare(self, torch: Any, arriving: AsyncScalars) -> None:
-        """Compare the copies, after a step, with the values that there are now."""
+    def _keep(self, torch: Any, parameters: Sequence[Any]) -> None:
+        self._before, self._versions = [], []
+        if not parameters or _is_capturing(torch, parameters[0]):
+            return
+        alike = [p for p in parameters if p.device == parameters[0].device]
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            for p in alike[:: -(-len(alike) // _FEW)]:
+                stride = -(-p.numel() // _SMALL)
+                self._before.append(_Kept(weakref.ref(p), stride, _part(p, stride).clone()))
+
+    def compare(self, torch: Any, arriving: AsyncScalars, at: int = 0) -> None:
+        """Compare the copies, after a step, with the values that there are now. `at` is a number for this moment.
+
+        A large parameter counts as unchanged only where one of the compared values has a gradient, because a step on a few
+        rows may leave all of them as they are.
+        """
         before, self._before = self._before, []
         versions, self._versions = self._versions, []
         if any((parameter := kept()) is not None and parameter._version != version for kept, version in versions):
             self.changed += 1
             return
-        pairs: list[tuple[Any, Any]] = [(parameter(), values) for parameter, values in before]
-        if not pairs or any(now is None or now.shape != values.shape or now.dtype != values.dtype for now, values in pairs):
+        pairs: list[tuple[Any, _Kept]] = [(kept.parameter(), kept) for kept in before]
+        if not pairs or any(now is None or not _is_like(now, kept) for now, kept in pairs):
             return
-        if pairs[0][0].is_cuda and torch.cuda.is_current_stream_capturing():
+        if _is_capturing(torch, pairs[0][0]):
             return
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            differ = torch.stack([(now.detach() != values).any() for now, values in pairs]).any()
-        arriving.read(differ, self._count)
+            differ = [(_part(now, kept.stride) != kept.values).any() for now, kept in pairs]
+            told = [_has_gradient(torch, now, kept) for now, kept in pairs]
+            read = torch.stack([torch.stack(differ).any(), torch.stack(told).any()])
+        arriving.read(read, partial(self._count, at))
 
-    def _count(self, values: tuple[float, ...]) -> None:
-        if values[0]:
+    def _count(self, at: int, values: tuple[float, ...]) -> None:
+        is_changed, is_told = values
+        if is_changed:
             self.changed += 1
-        else:
+        elif is_told:
             self.unchanged += 1
+            self.last = at
 
 
-def _is_small(torch: Any, parameter: Any) -> bool:
-    """Say whether a parameter is one of torch's own class, dense, that is trained and has few values."""
+def _part(tensor: Any, stride: int) -> Any:
+    """Return each `stride`-th value of a tensor without a copy; a large tensor is contiguous."""
+    return tensor.detach() if stride == 1 else tensor.detach().view(-1)[::stride]
+
+
+def _is_like(now: Any, kept: _Kept) -> bool:
+    """Say whether a parameter can still be compared with its copy."""
+    if kept.stride == 1:
+        is_like = now.shape == kept.values.shape
+    else:
+        is_like = now.is_contiguous() and -(-now.numel() // kept.stride) == kept.values.numel()
+    return bool(is_like and now.dtype == kept.values.dtype)
+
+
+def _has_gradient(torch: Any, parameter: Any, kept: _Kept) -> Any:
+    """Return a tensor on the parameter's device that is True where one of the values that were kept should change by a step."""
+    gradient = parameter.grad
+    if kept.stride == 1:
+        return torch.ones((), dtype=torch.bool, device=parameter.device)
+    if gradient is None or gradient.layout is not torch.strided or not gradient.is_contiguous():
+        return torch.zeros((), dtype=torch.bool, device=parameter.device)
+    return (_part(gradient, kept.stride) != 0).any()
+
+
+def _is_capturing(torch: Any, parameter: Any) -> bool:
+    return bool(parameter.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _is_comparable(torch: Any, parameter: Any) -> bool:
+    """Say whether a parameter is one of torch's own class, dense, that is trained; a large one contiguous."""
     if type(parameter) not in (torch.nn.Parameter, torch.Tensor) or not parameter.requires_grad:
         return False
-    return 0 < parameter.numel() <= _SMALL and parameter.layout is torch.strided and not parameter.is_meta
+    if parameter.numel() == 0 or parameter.layout is not torch.strided or parameter.is_meta:
+        return False
+    return bool(parameter.numel() <= _SMALL or parameter.is_contiguous())
 
 
 class Rates:

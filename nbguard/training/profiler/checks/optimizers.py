@@ -33,6 +33,7 @@ from nbguard.training.profiler.record.model_calls import ModuleSet
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 
+_ALWAYS = sys.maxsize
 _STEPS_OF_MODEL = 2
 """Steps since a model was called for the first time, until all that are trained with it were called, too."""
 
@@ -121,6 +122,8 @@ class OptimizerWatch:
         self._unused: UnusedGradients | None = None
         self._untaught: tuple[str, ...] = ()
         self._without_optimizer = Values()  # of the parameters with unused gradients: the loop may update them itself
+        self._stepless = Values(looks=_ALWAYS)  # of the models, from one backward pass to the next, until anything steps
+        self._gradients = 0
         self._schedulers: dict[str, int] = {}
         self._stepped_by = ""
         self._facts: OptimizersFacts | None = None
@@ -137,6 +140,7 @@ class OptimizerWatch:
             self._patches.put(cls, "step", self._schedule)
         recorder.subscribe("model", self._model)
         recorder.subscribe("loss", self._loss)
+        recorder.subscribe("grad", self._gradient)
         recorder.subscribe("step", self._step)
         recorder.subscribe("phase", self._ended)
         recorder.subscribe("zero_grad", self._zero_grad)
@@ -160,12 +164,29 @@ class OptimizerWatch:
             untaught=self._untaught,
             schedulers=tuple(self._schedulers.items()),
             losses=losses,
+            untouched=0 if self._stepless.changed or self._has_stepped() else self._stepless.last,
+            gradients=self._gradients,
             stepped_by=self._stepped_by,
         )
         self._optimizers.clear()
         self._looked_at.clear()
         self._models.clear()
         self._current.clear()
+
+    def _has_stepped(self) -> bool:
+        """Say whether an optimizer stepped in any batch, sampled or not."""
+        boundaries = self._recorder.boundaries(len(self._recorder)) if self._stepless.last else ()
+        return any(known.steps for known in self._optimizers) or any(boundary.kind == "step" for boundary in boundaries)
+
+    def _note_untouched(self) -> None:
+        """Compare the models' values from one backward pass to the next, as long as nothing steps."""
+        if self._recorder.in_learner or any(known.steps for known in self._optimizers) or self._stepless.changed:
+            return
+        self._stepless.compare(self._torch, self._arriving, self._recorder.losses - self._began)
+        self._stepless.keep_stepless(self._torch, [p for model in self._models for p in model.parameters()])
+
+    def _gradient(self) -> None:
+        self._gradients += 1
 
     def _note_untaught(self) -> None:
         """Note the parameters with gradients that no optimizer has, as far as their models are still there.
@@ -284,6 +305,7 @@ class OptimizerWatch:
         for known in self._optimizers:
             known.has_pending, known.is_cleared = True, False
         self._arriving.poll()
+        self._note_untouched()
         while self._looked_at:
             known = self._looked_at.pop()
             sample = known.sample

@@ -70,7 +70,8 @@ def _debugging(facts: SwitchFacts, work: int) -> Iterator[FitFinding]:
             kind="switch",
             severity="advice",
             what="anomaly detection is on",
-            evidence="each operation keeps its stack and each backward function is checked for NaN: several times slower",
+            evidence="each operation keeps its stack, and each backward function is checked for NaN, which takes "
+            "several times as long",
             change="`torch.autograd.set_detect_anomaly(False)`; " + STOP_ON_NAN.code + " finds the layer without it",
             time=work // 2 or None,  # at least twice as slow, with small models more
         )
@@ -79,8 +80,8 @@ def _debugging(facts: SwitchFacts, work: int) -> Iterator[FitFinding]:
             kind="switch",
             severity="advice" if facts.has_device else "note",
             what="CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel",
-            evidence="no work is prepared while the GPU works: a switch for finding errors",
-            change="`del os.environ['CUDA_LAUNCH_BLOCKING']` before CUDA is used: restart the kernel",
+            evidence="no work is prepared while the GPU computes; the switch is meant for finding errors",
+            change="restart the kernel, and run `del os.environ['CUDA_LAUNCH_BLOCKING']` before CUDA is used",
         )
 
 
@@ -90,8 +91,8 @@ def _modes(facts: SwitchFacts, work: int) -> Iterator[FitFinding]:
             kind="eval",
             severity="problem",
             what="the model is trained in eval mode",
-            evidence=f"in {facts.evaluated} of the {facts.trained} training batches seen: no dropout, and batch norm keeps "
-            "the statistics that it had",
+            evidence=f"in {facts.evaluated} of the {facts.trained} training batches seen, so dropout is off and batch norm "
+            "does not update its statistics",
             change="`model.train()` before the training batches, also after each validation",
         )
     if facts.is_double:
@@ -110,8 +111,8 @@ def _benchmark(facts: SwitchFacts) -> Iterator[FitFinding]:
         yield FitFinding(
             kind="switch",
             severity="advice" if facts.has_device else "note",
-            what="cudnn.benchmark with inputs of many shapes",
-            evidence=f"{facts.shapes} shapes, batch size apart: for each new one all algorithms are tried first",
+            what="cudnn.benchmark is on, and the inputs have many shapes",
+            evidence=f"{facts.shapes} shapes, not counting the batch size; cuDNN tries all its algorithms for each new one",
             change="`torch.backends.cudnn.benchmark = False`, or pad the inputs to a few sizes",
         )
 
@@ -132,7 +133,8 @@ def _determinism(facts: SwitchFacts) -> Iterator[FitFinding]:
             kind="switch",
             severity="note",
             what=f"determinism is asked for, and {' and '.join(facts.unseeded)} draws from the global generator",
-            evidence="it repeats only if `torch.manual_seed` is called before, and everything else draws as often",
+            evidence="it repeats only if `torch.manual_seed` is called first and everything else draws the same number of "
+            "times",
             change="`DataLoader(…, generator=torch.Generator().manual_seed(0), worker_init_fn=…)`",
         )
 

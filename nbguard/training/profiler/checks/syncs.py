@@ -117,13 +117,12 @@ def _finding(site: SyncSite, batches: int, step: int | None, gainable: int | Non
     if time is None:
         evidence += "; where the tensor is on a GPU, each waits for it"
     else:
-        evidence += f"; {format_time(time)} per batch are waited there"
+        evidence += f"; {format_time(time)} of each batch is spent waiting there"
     if set(site.methods) == {"synchronize"}:
         change = "remove the call, because a fit needs none; to time something, use `torch.cuda.Event(enable_timing=True)`"
     elif is_emptying:
         change = (
-            "remove the call; without it the allocator keeps the memory for the next batch, which "
-            "otherwise has to ask the driver again"
+            "remove the call; the allocator then keeps the memory for the next batch instead of asking the driver for it again"
         )
     else:
         change = "leave it on the device and read it once per epoch or every 50th batch; for a loss, keep `loss.detach()`"

@@ -38,13 +38,14 @@ _OF_LISTS = "of a list of arrays: `torch.from_numpy(np.stack(arrays))`; or make 
 _METRIC = "compute it once an epoch, from the collected predictions"
 _DRAW = "draw once an epoch"
 _OUT = "leave it out of the loop"
+_COLLECT = "call it less often; memory in reference cycles then waits longer, and without such cycles the call frees nothing"
 KNOWN_CALLS = {
     "torch.save": _SAVE,
     "deepcopy": "copy less often, and only the `state_dict()` of the best model",
     "torch.tensor": _OF_LISTS,
     "torch.as_tensor": _OF_LISTS,
     "torch.FloatTensor": _OF_LISTS,
-    "gc.collect": _OUT,
+    "gc.collect": _COLLECT,
     "empty_cache": _OUT,
     "time.sleep": _OUT,
     "print": "print each 100th batch, and numbers, not whole tables",
