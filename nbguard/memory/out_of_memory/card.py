@@ -276,8 +276,9 @@ def answer(card: OomCard) -> str:
             return code + f" {frees}: {_EFFECTS[best.verdict]}."
         case RerunVerdict.RERUN | RerunVerdict.NEVER | RerunVerdict.REQUEST | RerunVerdict.FURTHER:
             return capitalised(best.words) + "."
-    words = "after " + code + ", " + best.words if code else best.words
-    return "Nothing is known to be enough: " + words + "."
+    if code and not best.is_of_smaller_run:
+        return "Nothing is known to be enough: " + code + f" {frees}."
+    return "Nothing is known to be enough: " + ("after " + code + ", " if code else "") + best.words + "."
 
 
 def _final_answer(card: OomCard) -> str:
