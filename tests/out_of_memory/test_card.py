@@ -533,7 +533,7 @@ def test_fragmentation_is_said_where_the_pieces_would_have_been_enough(asked: in
 
 def test_fragmentation_is_diagnosed_by_what_the_observer_saw() -> None:
     def said(**changes: object) -> bool:
-        fact = OomFact(device="cuda:0", requested=2 * GiB, note=_note(**changes))
+        fact = OomFact(device="cuda:0", requested=2 * GiB, note=_note(**({"largest_free": 700 * MiB} | changes)))
         return any(fix.words.startswith("fragmentation") for fix in _card(_case(fact=fact, free=0)).fixes)
 
     assert said(free=GiB, stranded=GiB)
@@ -541,6 +541,7 @@ def test_fragmentation_is_diagnosed_by_what_the_observer_saw() -> None:
     assert not said(free=2 * GiB, stranded=GiB)
     assert not said(free=2 * GiB, stranded=GiB - 1, limit=7 * GiB)
     assert said(free=2 * GiB, stranded=GiB, limit=7 * GiB), "within the limit, one GiB was free"
+    assert not said(free=GiB, stranded=GiB, largest_free=MiB), "a free block of the large pool is larger than 1 MiB"
 
 
 def test_a_setting_that_is_on_already_is_not_advised() -> None:

@@ -416,7 +416,8 @@ def _fragmented(context: OomContext) -> Iterator[Fix]:
         free = free if request.limit is None else min(free, request.limit - device.space.reserved + space.releasable)
     else:
         return
-    if max(free, largest) < need <= free + stranded:
+    is_small = largest <= SMALL_MAX < need  # the pieces are of the small pool, which serves no such request
+    if max(free, largest) < need <= free + stranded and not is_small:
         again = f"at least {format_bytes(pages)} of it" if pages else "a part of it"
         words = (
             f"fragmentation: {format_bytes(free + stranded)} was free in all, {format_bytes(stranded)} of it in pieces between "
