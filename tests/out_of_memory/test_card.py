@@ -167,6 +167,35 @@ def test_requests_of_many_sizes_ask_for_the_same_segment(asked: int, verdict: Re
     assert _cleanup(facts).verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("largest", "changes", "verdict"),
+    [
+        (13 * MiB, {}, RerunVerdict.UNKNOWN),
+        (14 * MiB, {}, RerunVerdict.SHORT),
+        (14 * MiB, {"settings": "max_split_size_mb:10"}, RerunVerdict.UNKNOWN),
+    ],
+)
+def test_a_request_was_larger_than_the_free_block_that_did_not_serve_it(
+    largest: int, changes: dict[str, str], verdict: RerunVerdict
+) -> None:
+    fact = OomFact(device="cuda:0", requested=20 * MiB, note=_note(requested=20 * MiB, largest_free=largest, **changes))
+    facts = _case(names={"kept": 6 * MiB}, out=14 * MiB, free=0, fact=fact)
+    device = replace(facts.devices[0], segments=tuple(_segments(facts.graph, together=True)))
+    other = make_segment((MiB, "active_allocated"), (15 * MiB, "inactive"), address=1 << 44, stream=0x50)
+
+    assert _cleanup(replace(facts, devices=(device,))).verdict is verdict
+    streams = replace(device, segments=(*(device.segments or ()), other))
+    assert _cleanup(replace(facts, devices=(streams,))).verdict is RerunVerdict.UNKNOWN, "which stream asked is not known"
+
+
+@pytest.mark.parametrize(("stale", "is_advised"), [(512, False), (MiB, True)])
+def test_a_cleanup_of_small_blocks_is_no_advice_for_a_large_request(stale: int, is_advised: bool) -> None:
+    facts = _case(20 * MiB, names={"kept": 6 * MiB}, out=stale, free=18 * MiB)
+    facts = replace(facts, devices=(replace(facts.devices[0], segments=tuple(_segments(facts.graph, together=True))),))
+
+    assert any(fix.commands == ("%reset_gpu",) for fix in _card(facts).fixes) is is_advised
+
+
 @pytest.mark.parametrize(("total", "never"), [(30 * MiB, False), (24 * MiB, True), (18 * MiB, True)])
 def test_a_cell_whose_request_may_be_small_is_not_said_to_need_a_segment_more(total: int, never: bool) -> None:
     facts = _case(20 * MiB, error=24 * MiB, free=0, total=total, fact=OomFact(device="cuda:0", requested=20 * MiB))
@@ -504,7 +533,7 @@ def test_fragmentation_is_said_where_the_pieces_would_have_been_enough(asked: in
 
 def test_fragmentation_is_diagnosed_by_what_the_observer_saw() -> None:
     def said(**changes: object) -> bool:
-        fact = OomFact(device="cuda:0", requested=2 * GiB, note=_note(**changes))
+        fact = OomFact(device="cuda:0", requested=2 * GiB, note=_note(**({"largest_free": 700 * MiB} | changes)))
         return any(fix.words.startswith("fragmentation") for fix in _card(_case(fact=fact, free=0)).fixes)
 
     assert said(free=GiB, stranded=GiB)
@@ -512,6 +541,7 @@ def test_fragmentation_is_diagnosed_by_what_the_observer_saw() -> None:
     assert not said(free=2 * GiB, stranded=GiB)
     assert not said(free=2 * GiB, stranded=GiB - 1, limit=7 * GiB)
     assert said(free=2 * GiB, stranded=GiB, limit=7 * GiB), "within the limit, one GiB was free"
+    assert not said(free=GiB, stranded=GiB, largest_free=MiB), "a free block of the large pool is larger than 1 MiB"
 
 
 def test_a_setting_that_does_not_work_here_is_not_advised() -> None:
@@ -792,6 +822,7 @@ def _enough() -> Facts:
             "`%reset_gpu`, then `%reset_gpu a` are enough: they free 5 GiB",
         ),
         (_fit(2 * GiB), "Nothing is known to be enough: after `%reset_gpu`, a batch of 32 instead of 64"),
+        (_case(out=GiB, free=0), "Nothing is known to be enough: `%reset_gpu` frees 1 GiB."),
         (_case(names={"learn": 4 * GiB}, free=0, total=GiB), "2 GiB is asked for, and PyTorch can have 1 GiB"),
     ],
 )

@@ -6,8 +6,10 @@ import copy
 import gc
 import inspect
 import pickle
+import signal
 import subprocess
 import sys
+import types
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -445,3 +447,49 @@ def test_a_plain_loop_imports_no_fastai() -> None:
     printed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout
 
     assert printed == "False\n"
+
+
+def _lines_of(run: Callable[[], Any], at: int = 0) -> int:
+    """Run something, with a SIGINT at the line of that number in the guard's own going in and out; return their number."""
+    count = 0
+
+    def lines(frame: types.FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if event == "line":
+            count += 1
+            if count == at:
+                signal.raise_signal(signal.SIGINT)
+        return lines
+
+    def calls(frame: types.FrameType, _event: str, _: object) -> Any:
+        code = frame.f_code
+        is_own = (
+            code.co_name in ("_put", "_take_out", "start", "stop", "put", "remove") and "/training/survive/" in code.co_filename
+        )
+        return lines if is_own else None
+
+    former = sys.gettrace()
+    sys.settrace(calls)
+    try:
+        run()
+    finally:
+        sys.settrace(former)
+    return count
+
+
+def test_an_interrupt_while_a_guard_goes_in_or_out_leaves_nothing_in_place() -> None:
+    model, backward = net(), torch.autograd.backward
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def train() -> None:
+        with nbguard.survive(model):
+            model(xs()[0]).sum().backward()
+
+    try:
+        for at in range(1, _lines_of(train) + 1):
+            with pytest.raises(KeyboardInterrupt):
+                _lines_of(train, at)
+            assert torch.autograd.backward is backward
+            assert "forward" not in vars(model)
+    finally:
+        signal.signal(signal.SIGINT, handler)

@@ -276,8 +276,9 @@ def answer(card: OomCard) -> str:
             return code + f" {frees}: {_EFFECTS[best.verdict]}."
         case RerunVerdict.RERUN | RerunVerdict.NEVER | RerunVerdict.REQUEST | RerunVerdict.FURTHER:
             return capitalised(best.words) + "."
-    words = "after " + code + ", " + best.words if code else best.words
-    return "Nothing is known to be enough: " + words + "."
+    if code and not best.is_of_smaller_run:
+        return "Nothing is known to be enough: " + code + f" {frees}."
+    return "Nothing is known to be enough: " + ("after " + code + ", " if code else "") + best.words + "."
 
 
 def _final_answer(card: OomCard) -> str:
@@ -285,7 +286,8 @@ def _final_answer(card: OomCard) -> str:
     if card.asked.kind in HOST_KINDS or not card.holders:
         return capitalised(f"{asked_words(card.asked, card.device)}.")
     most, asked = card.holders[0], _request_words(card.asked)
-    held = f"{most.label} held {format_bytes(most.retained)} of the {format_bytes(card.held)} that was allocated"
+    allocated = card.held if card.asked.note is None else card.asked.note.allocated
+    held = f"{most.label} held {format_bytes(most.retained)} of the {format_bytes(allocated)} that was allocated"
     return f"{card.device} had no room for {asked}: {held}."
 
 

@@ -11,6 +11,7 @@ from nbguard.memory.core.facts import EXPERIMENT_KINDS, Facts, PoolId, Root
 from nbguard.memory.core.oom_facts import HOST_KINDS, OomFact
 from nbguard.memory.core.references.graph import STALE_KINDS, nbytes_of
 from nbguard.memory.core.requests import (
+    SMALL_MAX,
     Room,
     largest_request_in,
     largest_segment_within,
@@ -149,11 +150,29 @@ class FailedRequest:
 
     @property
     def smallest(self) -> FailedRequest:
-        """Return the smallest request with a segment of the same size, or itself where the size is not known."""
+        """Return the smallest request with a segment of the same size, or itself where the size is not known.
+
+        It was larger than each free block of its stream and pool.
+        """
         segment = self._asked_for
         if segment is None or self.is_of_host or (least := smallest_request_in(segment)) == segment:
             return self
+        too_small = self._too_small
+        if (too_small > SMALL_MAX) is (least > SMALL_MAX) and too_small < segment:  # in the pool of the request
+            least = max(least, rounded_to_blocks(too_small + 1))
         return replace(self, oom=replace(self.oom, requested=least, slack=0))
+
+    @property
+    def _too_small(self) -> int:
+        """Return the bytes of the largest free block that did not serve the request; 0 where it may not have been asked.
+
+        A request takes free blocks of its own stream and pool only, and none that a setting keeps for larger ones.
+        """
+        note, device = self.oom.note, self.device
+        segments = () if device is None else device.facts.segments or ()
+        if note is None or "max_split_size_mb" in note.settings or any(one.is_private or one.stream for one in segments):
+            return 0
+        return note.largest_free or 0
 
     @property
     def _asked_for(self) -> int | None:

@@ -13,6 +13,7 @@ from nbguard.memory.core.facts import EXPERIMENT_KINDS
 from nbguard.memory.core.fragmentation import fragmentation, stranded_pages
 from nbguard.memory.core.references.graph import STALE_KINDS, reach_of_roots
 from nbguard.memory.core.references.holders import Holder, gradient_storages, zero_gradients_of
+from nbguard.memory.core.requests import SMALL_MAX
 from nbguard.memory.out_of_memory.failed_request import FailedRequest, PredictedChange
 from nbguard.memory.out_of_memory.release_candidates import (
     ReleaseCandidate,
@@ -224,6 +225,9 @@ def _cleanup(context: OomContext) -> Iterator[Fix]:
         gain = request.releasable  # an empty cache gives the next run the first one's state
     if not gain or (request.is_of_host and not freed):
         return
+    is_as_now = after is not None and after == before and verdict is context.verdict_now
+    if is_as_now and gain < SMALL_MAX < (request.smallest.nbytes or 0):
+        return  # small blocks serve no such request
     own = request.nbytes_here(context.rerun.own & plan.storages)
     words = "frees stale memory" if freed else "gives the empty cache back to the driver"
     if after is not None:
@@ -414,7 +418,8 @@ def _fragmented(context: OomContext) -> Iterator[Fix]:
         free = free if request.limit is None else min(free, request.limit - device.space.reserved + space.releasable)
     else:
         return
-    if max(free, largest) < need <= free + stranded:
+    is_small = largest <= SMALL_MAX < need  # the pieces are of the small pool, which serves no such request
+    if max(free, largest) < need <= free + stranded and not is_small:
         again = f"at least {format_bytes(pages)} of it" if pages else "a part of it"
         words = (
             f"fragmentation: {format_bytes(free + stranded)} was free in all, {format_bytes(stranded)} of it in pieces between "

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator
+from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 
@@ -82,6 +83,7 @@ class AllocationLines(LightMode):
         super().__init__()
         self.lines: dict[tuple[str, int], str] = {}
         self._sites = Sites()
+        self._thread = get_ident()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation as it is, and note the storages that it allocated."""
@@ -90,7 +92,9 @@ class AllocationLines(LightMode):
         result = func(*args, **(kwargs or {}))
         made = [key for key in _storages(result) if key not in given]
         if made:
-            line = self._sites.of(stack_of(sys._getframe(1), _DEEPEST))
+            # autograd's engine calls from a thread of its own for tensors on a GPU, while this one waits for it
+            frame = sys._getframe().f_back or sys._current_frames().get(self._thread)
+            line = self._sites.of(stack_of(frame, _DEEPEST))
             self.lines.update(dict.fromkeys(made, line))
         return result
 

@@ -72,8 +72,8 @@ class SurviveOOM(Callback):  # type: ignore[misc]
         learner = self.learn
         guard = self._guard_of(learner)
         step = experiment_of(type(learner)).step
-        guard.start()
         try:
+            guard.start()
             guard.step(partial(type(learner)._do_one_batch, learner), resetter(learner, step) if step else _nothing)
             guard.is_zeroed = bool(learner.training and len(learner.yb))  # its last act
         finally:

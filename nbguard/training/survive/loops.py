@@ -55,13 +55,22 @@ class survive:  # noqa: N801 - used like a function
 
     def __enter__(self) -> survive:
         parts = [part for each in self._parts if (part := each()) is not None]
-        experiments = [(part, experiment_of(type(part)).step) for part in parts]
-        in_steps = [(part, step) for part, step in experiments if step is not None]
         models = models_of(parts)
         if not models:
             raise NbguardError(
                 "the model that was given is gone, as no name holds it: give it again, as in  nbguard.survive(model)"
             )
+        try:
+            self._put(models, parts)
+        except BaseException:  # Ctrl-C, too
+            self._take_out(None)
+            raise
+        return self
+
+    def _put(self, models: list[Any], parts: list[Any]) -> None:
+        """Put the guard around the models, and around the steps of the parts and of the libraries that are loaded."""
+        experiments = [(part, experiment_of(type(part)).step) for part in parts]
+        in_steps = [(part, step) for part, step in experiments if step is not None]
         self._guard = guard = Guard(models, redoes=not in_steps, say=say, **self._options)
         guard.log.changes = self.changes
         sizes, guard.passes = self._found
@@ -71,16 +80,26 @@ class survive:  # noqa: N801 - used like a function
         guard.start()
         others = [step for step in steps() if step.module in sys.modules]
         owners = [(getattr(sys.modules[step.module], step.owner), step) for step in others]
-        self._undo = [_put_step(guard, owner, step) for owner, step in (*in_steps, *owners)]
-        return self
+        for owner, step in (*in_steps, *owners):
+            self._undo.append(_undo_of(owner, step))
+            _put_step(guard, owner, step)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for undo in self._undo:
-            undo()
-        self._undo = []
+        failure = error if error is not None and is_out_of_memory(error) else None
+        try:
+            self._take_out(failure)
+        except KeyboardInterrupt:
+            self._take_out(failure)
+            raise
+
+    def _take_out(self, failure: BaseException | None) -> None:
+        """Take everything out again; it may be called again after an interrupt."""
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()
         if self._guard is not None:
             self._found = self._guard.sizes, self._guard.passes
-            self._guard.stop(error if error is not None and is_out_of_memory(error) else None)
+            self._guard.stop(failure)
         self._guard = None
 
     def __call__(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,9 +179,8 @@ def parameters_of(parts: Iterable[Any]) -> list[Any]:
     return list(found.values())
 
 
-def _put_step(guard: Guard, owner: Any, step: StepMethod) -> Callable[[], None]:
-    """Guard the steps of an object, or of a class; return the function that takes this out."""
-    former = vars(owner).get(step.name)
+def _put_step(guard: Guard, owner: Any, step: StepMethod) -> None:
+    """Guard the steps of an object, or of a class."""
     original = getattr(owner, step.name)
 
     @wraps(original)
@@ -171,11 +189,16 @@ def _put_step(guard: Guard, owner: Any, step: StepMethod) -> Callable[[], None]:
 
     setattr(owner, step.name, guarded)
 
+
+def _undo_of(owner: Any, step: StepMethod) -> Callable[[], None]:
+    """Return a function that restores the present step of an object, or of a class; it may be called again."""
+    former = vars(owner).get(step.name)
+
     def undo() -> None:
-        if former is None:
-            delattr(owner, step.name)
-        else:
+        if former is not None:
             setattr(owner, step.name, former)
+        elif step.name in vars(owner):
+            delattr(owner, step.name)
 
     return undo
 

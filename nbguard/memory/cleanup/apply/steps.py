@@ -509,7 +509,10 @@ def park_storages(step: StepContext) -> str:
 
 
 def _has_idle_devices() -> bool:
-    """Say whether GPUs are not in use yet. A first backward pass would start threads for them, and forked processes fail then."""
+    """Say whether there are GPUs that are not in use yet.
+
+    A first backward pass would start PyTorch's threads for them, and a process that is forked later has none of these.
+    """
     cuda = sys.modules["torch"].cuda
     return not cuda.is_initialized() and cuda.device_count() > 0
 
