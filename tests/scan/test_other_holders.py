@@ -357,7 +357,7 @@ def test_a_backward_pass_that_failed_is_forgotten_with_its_error(is_known: bool)
         if not is_known:
             gc.collect()  # the error and its frames
         facts = scan(Notebook(shell=None, namespace={})).facts
-        rows, outcome = _release({})
+        _, outcome = _release({})
     finally:
         gc.enable()
 

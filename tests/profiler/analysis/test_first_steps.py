@@ -100,8 +100,8 @@ def test_a_usual_wait_for_data_that_nothing_shortens_is_said_once() -> None:
     (first,) = first_steps(timing(forward=60 * MS, wait_for_data=40 * MS), waits, ())
 
     assert first == (
-        "nothing stands out; waiting for data costs 40.0 ms of each batch's 100 ms (40%), and no setting is known to shorten it. "
-        "Of the fit's 1.00 s: 60% forward, 40% wait for data"
+        "nothing stands out; waiting for data costs 40.0 ms of each batch's 100 ms (40%), and no setting is known to "
+        "shorten it. Of the fit's 1.00 s: 60% forward, 40% wait for data"
     )
 
 
