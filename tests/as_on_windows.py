@@ -1,7 +1,7 @@
 """A plugin of pytest for nbguard as it is on Windows: `python -m pytest -p tests.as_on_windows -p tests.with_torch …`.
 
-What nbguard's own modules import lacks all that Windows lacks, `/proc` isn't there, and the rest of
-the process, PyTorch and the tests among it, has Linux. A test that needs Linux fails then: run those whose room does not.
+For nbguard's modules the modules and functions that Windows lacks are missing, and so is `/proc`. The rest of the process,
+such as PyTorch and the tests, has all of Linux. Tests about permissions, signals and processes of POSIX fail then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LACKING = {
         pthread_kill pthread_sigmask setitimer getitimer alarm pause sigwait sigwaitinfo sigtimedwait sigpending siginterrupt
         pidfd_send_signal""",
     "select": "poll epoll kqueue",
-    "socket": "AF_UNIX socketpair_unix SO_REUSEPORT",
+    "socket": "AF_UNIX SO_REUSEPORT",
     "time": "pthread_getcpuclockid clock_gettime clock_gettime_ns clock_settime clock_getres tzset CLOCK_MONOTONIC",
 }
 
