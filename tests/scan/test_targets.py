@@ -203,21 +203,19 @@ def _tensors(count: int) -> list[Any]:
 )
 def test_of_a_part_of_a_table_as_many_bytes_come_back_as_were_promised(text: str, mib: int) -> None:
     """Each was promised 0 bytes, and gave what it had."""
-    one = torch.ones(1 << 18)
+    alone, x, y, series, named, seen = (_tensors(number) for number in (3, 2, 2, 3, 3, 3))
+    twice = _tensors(1) * 2
+    alive = [weakref.ref(tensor) for part in (alone, x, y, series, named, seen, twice) for tensor in part]
     names: dict[str, Any] = {
-        "alone": pandas.DataFrame({"x": _tensors(3), "n": range(3)}),
-        "pair": pandas.DataFrame({"x": _tensors(2), "y": _tensors(2)}),
-        "series": pandas.Series(_tensors(3)),
-        "named": pandas.Series(_tensors(3), index=list("abc")),
-        "seen": pandas.Series(_tensors(3)),
-        "twice": pandas.Series([one, one]),
+        "alone": pandas.DataFrame({"x": alone, "n": range(3)}),
+        "pair": pandas.DataFrame({"x": x, "y": y}),
+        "series": pandas.Series(series),
+        "named": pandas.Series(named, index=list("abc")),
+        "seen": pandas.Series(seen),
+        "twice": pandas.Series(twice),
     }
     names["view"] = names["seen"].array
-    del one
-    tensors = [names[name][part] for name, part in (("alone", "x"), ("pair", "x"), ("pair", "y"))]
-    tensors += [names[name] for name in ("series", "named", "seen", "twice")]
-    alive = [weakref.ref(tensor) for part in tensors for tensor in part]
-    del tensors
+    del alone, x, y, series, named, seen, twice
 
     promised = nbguard.plan(text, namespace=names).promised
     nbguard.release(text, namespace=names)
