@@ -140,7 +140,7 @@ def test_the_recipe_of_conda_asks_for_what_the_package_asks_for() -> None:
     requirements = yaml.safe_load(re.sub(r"{%.*?%}|{{.*?}}", "", recipe))
 
     (built_with,) = re.findall(r"^requires = \[(.*?)\]", project, re.MULTILINE)
-    (runs_with,) = re.findall(r"^dependencies = \[(.*?)\]$", project, re.MULTILINE)
+    (runs_with,) = re.findall(r"^dependencies = \[(.*?)^\]$", project, re.MULTILINE | re.DOTALL)
     (python,) = re.findall(r'^requires-python = "(.*)"$', project, re.MULTILINE)
     assert set(requirements["requirements"]["host"]) == {f"python {python}", "pip", *_spaced(built_with)}
     assert set(requirements["requirements"]["run"]) == {f"python {python}", *_spaced(runs_with)}

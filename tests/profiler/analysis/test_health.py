@@ -82,7 +82,7 @@ def test_waiting_is_worth_advice_from_a_twentieth_of_a_step() -> None:
     assert severities(sync_findings(facts, step=21 * MS)) == ["note"]
     found = sync_findings(facts)[0]
     assert (found.time, found.what) == (MS, "In[5], line 8 waits for the GPU in every batch")
-    assert "1.00 ms per batch" in found.evidence
+    assert "1.00 ms of each batch" in found.evidence
 
 
 def test_a_scaler_may_take_no_step_at_all() -> None:
