@@ -76,7 +76,6 @@ NONE = Advice(command="")
 ONLY_WITH_KERNEL = Advice(
     command="", effect="freed only with the kernel; C++ or one of Python's tables keeps it, and no line removes it"
 )
-
 UNSEEN_TENSORS = Advice(
     command="", effect="freed by the next backward pass if an earlier one failed and left it behind, else only with the kernel"
 )

@@ -37,7 +37,7 @@ def empty_cache() -> None:
 
 
 def forget_failed_backward() -> None:
-    """Have PyTorch let go of the graph of a backward pass that failed on the CPU.
+    """Free the graph that PyTorch keeps of a backward pass that failed on the CPU.
 
     The nodes that were to come stay in this thread's queue until another backward pass begins. No profile and no simulated
     device sees this one.

@@ -97,7 +97,7 @@ class OptimizersFacts:
         tuple[str, int], ...
     ] = ()  # classes of torch's schedulers of the learning rate, and calls of their `step`
     losses: int = 0  # in all batches
-    untouched: int = 0  # backward passes until the last look at which no value had changed yet; 0: one had, or a step came
+    untouched: int = 0  # backward passes up to the last comparison; 0 if a value had changed, or an optimizer stepped
     gradients: int = 0  # calls of `torch.autograd.grad` in the sampled batches
     stepped_by: str = ""  # module of a library that steps an optimizer for each parameter; "": none of those that are known
 
@@ -499,7 +499,7 @@ def _is_capturing(torch: Any, parameter: Any) -> bool:
 
 
 def _is_comparable(torch: Any, parameter: Any) -> bool:
-    """Say whether a parameter is one of torch's own class, dense, that is trained; a large one contiguous."""
+    """Say whether a parameter's values can be compared: it is trained, dense, of torch's own class, and contiguous if large."""
     if type(parameter) not in (torch.nn.Parameter, torch.Tensor) or not parameter.requires_grad:
         return False
     if parameter.numel() == 0 or parameter.layout is not torch.strided or parameter.is_meta:
